@@ -1,0 +1,96 @@
+# Needs Python 3.11 or newer, pip and make; everything else is installed into .venv.
+#   make PYTHON=python3.12 …    uses another Python
+#   make VENV=PATH …            uses another environment
+# PIP_CACHE_DIR and pip's other variables are honoured as usual.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
+VENV   ?= .venv
+SHELL  := bash
+
+BIN := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))/bin
+export PATH := $(BIN):$(PATH)
+export PYTHONUTF8 := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+META    := settings.ini setup.py pyproject.toml
+NBS     := $(shell find nbs -name '*.ipynb' -not -path '*/.*')
+SITE    := $(wildcard nbs/_site/*.*)
+REPORTS := $(shell find reports -type f 2>/dev/null)
+GRIDS   := $(basename $(notdir $(wildcard nbs/experiments/grids/*.y*ml)))
+RUN     := $(VENV)/.installed
+DEV     := $(VENV)/.installed-dev
+BENCH   := $(VENV)/.installed-bench
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help reproduce test paper report docs lab bench readme export clean distclean
+
+help: ## list the targets (this list)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+reproduce: $(RUN) ## the paper in five minutes: every method on MNIST permutations → reports/quick/
+	@bicl_run quick
+
+test: $(DEV) ## all tests: notebooks, tests/, documentation
+	@OMP_NUM_THREADS=1 MPLBACKEND=agg python -m pytest -n auto --maxprocesses 4 $(PYTEST)
+
+paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped), then the report
+	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; bicl_report; exit $$bad
+
+report: $(RUN) ## tables and figures in reports/ from the runs that are finished
+	@bicl_report
+
+docs: _docs/index.html ## the documentation site → _docs/
+	@echo 'The site is in _docs/. To read it with search: python3 -m http.server -d _docs'
+
+lab: $(RUN) ## JupyterLab on nbs/
+	@jupyter lab --notebook-dir nbs
+
+bench: $(BENCH) ## speed against other libraries → reports/benchmark.csv
+	@mkdir -p build
+	@papermill --cwd nbs/experiments nbs/experiments/benchmark.ipynb build/benchmark.ipynb
+
+readme: README.md ## README.md from nbs/index.ipynb, with the numbers that are in reports/
+
+export: $(DEV) ## bicl/ from the notebooks, and the notebooks cleaned
+	@nbdev_export && nbdev_clean
+
+clean: ## remove what was built, but neither the environment nor any result
+	@rm -rf _docs build .pytest_cache .ruff_cache
+	@find bicl tests nbs -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment too
+	@rm -rf .venv bicl.egg-info
+
+README.md: nbs/index.ipynb nbs/_site/build.py $(REPORTS) | $(DEV)
+	@python nbs/_site/build.py readme && touch $@
+
+_docs/index.html: $(NBS) $(SITE) $(REPORTS) $(wildcard bicl/*.py) | $(DEV)
+	@python nbs/_site/build.py docs
+
+# One environment, filled in steps. Debian may lack ensurepip: then pip puts itself into it.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 …' >&2; exit 1; }
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
+
+$(RUN): $(META) | $(VENV)/bin/python
+	@$(call install,.)
+$(DEV): $(META) | $(RUN)
+	@$(call install,.[dev])
+$(BENCH): $(META) | $(RUN)
+	@$(call install,.[bench])
+
+# pip prints a line per package: on a terminal they are written over each other.
+define install
+set -eo pipefail; \
+echo "Installing $(1) into $(VENV) (the first time some minutes: torch is about 5 GB)"; \
+python -m pip install --progress-bar off -e '$(1)' | awk -v tty=$$(test -t 2 && echo 1 || echo 0) \
+    '/^ *(Collecting|Downloading|Installing)/ {n++; \
+        if (tty) {printf "\r\033[K%5d  %.70s", n, $$0; fflush()}} \
+     END {if (tty) printf "\r\033[K"}'; \
+touch $@; echo "Installed."
+endef

@@ -1,0 +1,192 @@
+"""README.md and the documentation site, both from the notebooks.
+
+    python nbs/_site/build.py readme    execute nbs/index.ipynb, write README.md
+    python nbs/_site/build.py docs      build _docs/ (warnings are errors)
+"""
+import posixpath, re, shutil, subprocess, sys
+from pathlib import Path
+
+import nbformat
+
+SITE = Path(__file__).resolve().parent
+ROOT = SITE.parent.parent
+NBS = ROOT/'nbs'
+SOURCE = ROOT/'build'/'docs' # what Sphinx reads: notebooks and reports as they are shown
+
+# ---------------------------------------------------------------------------------- notebooks
+
+def directives(cell):
+    "nbdev's `#|` lines at the top of a cell, such as `export` or `echo: false`."
+    lines = re.match(r'(?:#\|.*(?:\n|$))*', cell.source).group().splitlines()
+    return {re.sub(r'\s*:\s*', ': ', line[2:].strip()) for line in lines}
+
+def is_exported(d): return any(x.split()[0] in ('export', 'exports', 'exporti') for x in d if x)
+
+def shown(nb):
+    "The cells that a reader sees, without directives; tags say what the site does with them."
+    for cell in nb.cells:
+        d = directives(cell)
+        if cell.cell_type == 'raw' or not cell.source.strip(): continue
+        if any(x.split()[0] in ('hide', 'default_exp', 'include: false') for x in d if x): continue
+        cell.source = re.sub(r'\A(?:#\|.*(?:\n|$))*', '', cell.source).strip('\n')
+        tags = set(cell.metadata.get('tags', []))
+        if cell.cell_type == 'code':
+            if is_exported(d): tags.add('exported')
+            if 'echo: false' in d or 'hide_input' in d: tags.add('remove-input')
+            if 'output: false' in d or 'hide_output' in d: tags.add('remove-output')
+            cell.outputs = [o for o in cell.outputs if not is_progress(o)]
+            if not cell.source and not cell.outputs: continue
+        cell.metadata['tags'] = sorted(tags)
+        yield cell
+
+def is_progress(out):
+    "Progress bars are for whoever runs a cell; on a page they are noise."
+    return (out.get('name') == 'stderr' or
+            any('widget' in k for k in out.get('data', {})))
+
+def title(path):
+    "The first heading of a notebook or Markdown file."
+    texts = [path.read_text(encoding='utf-8')] if path.suffix == '.md' else \
+            [c.source for c in nbformat.read(path, 4).cells if c.cell_type == 'markdown']
+    found = next((m for t in texts if (m := re.search(r'^# +(.+)$', t, re.M))), None)
+    return re.sub(r'[*`$]', '', found[1]).strip() if found else path.stem
+
+def module_of(path):
+    "The module that a notebook exports, if it does."
+    for c in nbformat.read(path, 4).cells:
+        if m := re.search(r'^#\| *default_exp +(\S+)', c.source, re.M): return m[1]
+
+# ------------------------------------------------------------------------------------- README
+
+def to_root(text):
+    "Links that work from nbs/ turned into links that work from the project's root."
+    def fix(m):
+        url = m[2]
+        if re.match(r'[a-z]+:|#|/', url): return m[0]
+        path, sep, anchor = url.partition('#')
+        return m[1] + posixpath.normpath(posixpath.join('nbs', path)) + sep + anchor + m[3]
+    return re.sub(r'(\]\(|src="|href=")([^)"\s]+)([)"])', fix, text)
+
+def render(path=NBS/'index.ipynb'):
+    "README.md's text: prose, visible code and the outputs of index.ipynb."
+    parts = []
+    for c in shown(nbformat.read(path, 4)):
+        if c.cell_type == 'markdown':
+            parts.append(c.source)
+            continue
+        if 'remove-input' not in c.metadata.tags: parts.append(f'```python\n{c.source}\n```')
+        if 'remove-output' in c.metadata.tags: continue
+        for o in c.outputs:
+            data = o.get('data', {})
+            text = data.get('text/markdown') or data.get('text/plain') or o.get('text', '')
+            parts.append(text if 'text/markdown' in data else f'```\n{text.rstrip()}\n```')
+    return to_root('\n\n'.join(p.strip() for p in parts if p.strip())) + '\n'
+
+def readme():
+    "Execute nbs/index.ipynb in place and write README.md from it."
+    from nbclient import NotebookClient
+    path = NBS/'index.ipynb'
+    nb = nbformat.read(path, 4)
+    NotebookClient(nb, timeout=300, resources={'metadata': {'path': str(NBS)}}).execute()
+    nbformat.write(nb, path)
+    subprocess.run(['nbdev_clean', '--fname', str(path)], cwd=ROOT, check=True)
+    (ROOT/'README.md').write_text(render(path), encoding='utf-8')
+
+# --------------------------------------------------------------------------------------- site
+
+def public_names():
+    "Exported name → its full name, for links from prose to the API pages; doubtful ones left out."
+    sys.path.insert(0, str(ROOT))
+    from bicl._modidx import d
+    found = {}
+    for full in (n for syms in d['syms'].values() for n in syms):
+        mod, name = full.split('.')[1], '.'.join(full.split('.')[2:])
+        if not any(p.startswith('_') for p in name.split('.')): found.setdefault(name, []).append(full)
+    return {k: v[0] for k, v in found.items() if len(v) == 1}
+
+def link_names(text, names):
+    "Inline code that names something exported becomes a link to its reference."
+    def fix(m): return f'{{py:obj}}`{m[1]} <{names[m[1]]}>`' if m[1] in names else m[0]
+    fences = re.split(r'(^```.*?^```|^#.*$|\$\$.*?\$\$|\[[^\]]*\]\([^)]*\))', text, flags=re.M | re.S)
+    pattern = re.compile(r'(?<![`\w}])`([A-Za-z][\w.]*)(?:\(\))?`(?!`)')
+    return ''.join(pattern.sub(fix, p) if i % 2 == 0 else p for i, p in enumerate(fences))
+
+def add_notebook(path, names):
+    "Copy a notebook as the site shows it."
+    nb = nbformat.read(path, 4)
+    nb.cells = list(shown(nb))
+    for c in nb.cells:
+        if c.cell_type == 'markdown': c.source = link_names(c.source, names)
+    out = SOURCE/path.relative_to(ROOT)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nb, out)
+    return path.relative_to(ROOT).with_suffix('').as_posix()
+
+def add_api(chapters):
+    "One page per exported module."
+    (SOURCE/'api').mkdir()
+    for path, mod in chapters:
+        doc, head = path.relative_to(ROOT).with_suffix('').as_posix(), f'bicl.{mod}'
+        (SOURCE/'api'/f'{mod}.rst').write_text(
+            f'{head}\n{"=" * len(head)}\n\n.. automodule:: {head}\n   :members:\n\n'
+            f'.. seealso:: The chapter :doc:`{title(path)} </{doc}>` explains and tests all of this.\n',
+            encoding='utf-8')
+    return [f'bicl.{m} <api/{m}>' for _, m in chapters]
+
+def add_reports():
+    "Every Markdown page below reports/, and one page with the figures that none of them shows."
+    src, out = ROOT/'reports', SOURCE/'reports'
+    out.mkdir()
+    if src.exists():
+        shutil.copytree(src, out, dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns('*.ipynb', '*.tmp', '.*', 'checkpoints', 'runs'))
+    pages = sorted(out.rglob('*.md'), key=lambda p: (p.name != 'index.md', len(p.parts), p))
+    text = '\n'.join(p.read_text(encoding='utf-8') for p in pages)
+    figures = [p for p in sorted(out.rglob('*.svg')) if p.stem not in text]
+    if figures:
+        (out/'figures.md').write_text('# Further figures\n\n' + '\n\n'.join(
+            f'## {p.stem.replace("_", " ").replace("-", " ")}\n\n![{p.stem}]({p.relative_to(out).as_posix()})'
+            for p in figures) + '\n', encoding='utf-8')
+        pages.append(out/'figures.md')
+    if not pages:
+        (out/'index.md').write_text('# Reports\n\nNo experiment has been run yet: `make reproduce` '
+                                    'takes five minutes, `make paper` runs them all.\n')
+        pages = [out/'index.md']
+    return [p.relative_to(SOURCE).with_suffix('').as_posix() for p in pages]
+
+def toctree(caption, entries):
+    return f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n' + '\n'.join(entries) + '\n```\n'
+
+def add_all():
+    "Lay out everything that Sphinx reads."
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    SOURCE.mkdir(parents=True)
+    names = public_names()
+    chapters = sorted(p for p in NBS.glob('[0-9]*.ipynb'))
+    book = [f'{p.stem[:2]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters]
+    more = {d: [add_notebook(p, names) for p in sorted((NBS/d).glob('[!_.]*.ipynb'))]
+            for d in ('tutorials', 'experiments')}
+    order = ['nbs/tutorials/quickstart'] # the rest by name
+    more['tutorials'].sort(key=lambda p: (p not in order, p))
+    api = add_api([(p, m) for p in chapters if (m := module_of(p))])
+    trees = [('The book', book), ('Tutorials', more['tutorials']), ('Experiments', more['experiments']),
+             ('Results', add_reports()), ('Reference', api)]
+    body = re.sub(r'\A# .*\n', '', render())
+    (SOURCE/'index.md').write_text((SITE/'landing.md').read_text(encoding='utf-8') + '\n' + body + '\n' +
+        '\n'.join(toctree(c, e) for c, e in trees if e), encoding='utf-8')
+
+def docs():
+    "Build the site; any warning is an error, and then _docs/ stays as it was."
+    add_all()
+    new = ROOT/'build'/'site'
+    shutil.rmtree(new, ignore_errors=True)
+    done = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-j', 'auto',
+                           '-c', SITE, '-d', ROOT/'build'/'doctrees', SOURCE, new], cwd=ROOT)
+    if done.returncode: sys.exit('The site was not built: see the warnings above (each is an error).')
+    shutil.rmtree(ROOT/'_docs', ignore_errors=True)
+    new.rename(ROOT/'_docs')
+
+if __name__ == '__main__':
+    todo = {'readme': readme, 'docs': docs}
+    if len(sys.argv) != 2 or sys.argv[1] not in todo: sys.exit(__doc__)
+    todo[sys.argv[1]]()

@@ -1,0 +1,103 @@
+"Sphinx's settings. The pages are laid out by build.py; this file says how they look."
+import inspect, re, shutil
+from importlib import import_module
+from pathlib import Path
+
+from fastcore.docments import docments
+
+from bicl import __version__
+
+project, author, version = 'bicl', 'the bicl authors', __version__
+copyright = '2026, the bicl authors'
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ext.mathjax',
+              'sphinx_copybutton', 'sphinx_design']
+
+# Pages: outputs are stored in the notebooks, nothing is executed here
+nb_execution_mode = 'off'
+nb_merge_streams = True
+myst_enable_extensions = ['amsmath', 'colon_fence', 'deflist', 'dollarmath', 'html_image', 'attrs_inline']
+myst_heading_anchors = 4
+myst_dmath_double_inline = True
+suppress_warnings = ['myst.header'] # a figure page or a chapter may skip a heading level
+
+# Reference
+autodoc_member_order = 'bysource'
+autodoc_inherit_docstrings = False # torch's own docstrings are not ours to show
+autodoc_typehints = 'none'         # types stand in the parameter tables
+autodoc_class_signature = 'mixed'
+python_maximum_signature_line_length = 80
+add_module_names = False
+toc_object_entries_show_parents = 'hide'
+
+# Look
+html_theme = 'furo'
+html_title = f'bicl {__version__}'
+html_static_path = ['custom.css']
+html_css_files = ['custom.css']
+html_show_sourcelink = html_copy_source = False
+html_theme_options = dict(
+    light_css_variables={'color-brand-primary': '#0173b2', 'color-brand-content': '#0173b2'},
+    dark_css_variables={'color-brand-primary': '#56b4e9', 'color-brand-content': '#56b4e9'})
+pygments_style, pygments_dark_style = 'friendly', 'github-dark'
+copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlight-bash pre'
+copybutton_exclude = '.linenos, .gp'
+
+# Mathematics: MathJax comes with a Python package, so the site works without a network
+mathjax_path = 'mathjax/tex-chtml.js'
+MATHJAX = ('tex-chtml.js', 'input/tex/extensions', 'output/chtml/fonts', 'a11y', 'sre', 'ui')
+
+def copy_mathjax(app, error):
+    "Copy the part of MathJax that pages may load."
+    if error or app.builder.format != 'html': return
+    src = Path(import_module('sphinx-mathjax-offline').__file__).parent/'static'/'mathjax'
+    dst = Path(app.outdir)/'_static'/'mathjax'
+    for part in MATHJAX:
+        (dst/part).parent.mkdir(parents=True, exist_ok=True)
+        if (src/part).is_dir(): shutil.copytree(src/part, dst/part, dirs_exist_ok=True)
+        else: shutil.copy(src/part, dst/part)
+
+# Docstrings are Markdown one-liners; parameters are explained by docments
+def rst(text):
+    "Inline Markdown (only `code` and $mathematics$ are used) as reStructuredText."
+    parts = re.split(r'(`[^`]+`|\$[^$\n]+\$)', text)
+    fix = {'`': lambda s: f'``{s[1:-1].strip()}``', '$': lambda s: f':math:`{s[1:-1]}`'}
+    done = [fix[p[0]](p) if i % 2 else re.sub(r'([*_|\\`])', r'\\\1', p) for i, p in enumerate(parts)]
+    return '\\ '.join(p for p in done if p).replace('\\  ', ' ').strip()
+
+def type_name(x):
+    "A type as a reader would write it."
+    if x is inspect.Parameter.empty or x is None: return ''
+    return re.sub(r'\b(?:typing|torch|collections\.abc|pathlib|builtins)\.(?:[a-z_]+\.)*', '',
+                  x if isinstance(x, str) else inspect.formatannotation(x))
+
+def default_of(x):
+    "A default value as code, or nothing."
+    if x is inspect.Parameter.empty: return ''
+    text = getattr(x, '__name__', None) if callable(x) else repr(x)
+    return f'``{text}``' if text and len(text) < 60 and ' object at ' not in text else '…'
+
+def table(obj):
+    "A parameter table from docments, as lines of reStructuredText."
+    try: found = docments(obj, full=True, args_kwargs=True)
+    except (OSError, TypeError, SyntaxError, IndentationError): return []
+    rows = [(k, v) for k, v in found.items() if k not in ('self', 'cls')]
+    if inspect.isclass(obj): rows = [r for r in rows if r[0] != 'return']
+    if not any(v.docment for _, v in rows): return []
+    lines = ['', '.. list-table::', '   :class: docments', '   :header-rows: 1', '   :widths: auto', '',
+             '   * - Parameter', '     - Type', '     - Default', '     - Meaning']
+    for name, v in rows:
+        kind = type_name(v.anno) if v.anno is not type(None) else ''
+        if name == 'return' and not (kind or v.docment): continue
+        cells = ['*returns*' if name == 'return' else f'``{name}``', f'``{kind}``' if kind else '',
+                 default_of(v.default), rst(' '.join((v.docment or '').split()))]
+        lines += [f'   {"* -" if i == 0 else "  -"} {c}' for i, c in enumerate(cells)]
+    return [*lines, '']
+
+def document(app, what, name, obj, options, lines):
+    "Markdown docstring and docments → what Sphinx reads."
+    lines[:] = [rst(line) for line in lines]
+    if what in ('function', 'method', 'class', 'exception'): lines += table(obj)
+
+def setup(app):
+    app.connect('autodoc-process-docstring', document)
+    app.connect('build-finished', copy_mathjax)
