@@ -6,17 +6,18 @@
 __all__ = ['FOLDERS', 'CLASSES', 'NOTMNIST', 'ARCHIVE', 'ARCHIVE_BYTES', 'ARCHIVE_SHA', 'ADDRESSES', 'Images', 'DataError',
            'places', 'find', 'available', 'decode_archive', 'stratified', 'load', 'bicl_data']
 
-# %% ../nbs/01_data.ipynb #8dec3e33
+# %% ../nbs/01_data.ipynb #369716b0
 import gzip, hashlib, io, os, shutil, sys, tarfile, zlib
 from dataclasses import dataclass
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from urllib.request import urlopen
 
 import numpy as np
 import torch
-from fastcore.script import call_parse, store_true
+from fastcore.script import call_parse
 from torch import Tensor
 
 from .core import Rng, atomic, cache_dir, project_root
@@ -39,13 +40,13 @@ class Images:
 class DataError(RuntimeError):
     "Data is missing, damaged or not what it should be; the message says what to do."
 
-# %% ../nbs/01_data.ipynb #78e5a666
+# %% ../nbs/01_data.ipynb #ad38f18f
 FOLDERS = dict(mnist='MNIST', fashion='FashionMNIST', notmnist='notMNIST')
-CLASSES = dict(mnist=tuple('0123456789'), notmnist=tuple('ABCDEFGHIJ'), fashion=('T-shirt', 'trouser',
-    'pullover', 'dress', 'coat', 'sandal', 'shirt', 'sneaker', 'bag', 'boot'))
-NOTMNIST = { # file → sha256 of its uncompressed content
-    'small-images-idx3-ubyte.gz': '59fe38159136f66e2e88103ee317146a15311676a501177ddb5850be451d972d',
-    'small-labels-idx1-ubyte.gz': 'a9bc5225a5455d5559f6a0a39d67e4354dfff3b97d7076bcbd38a235b3598c0b'}
+CLASSES = dict(mnist=tuple('0123456789'), notmnist=tuple('ABCDEFGHIJ'),
+    fashion=tuple('T-shirt trouser pullover dress coat sandal shirt sneaker bag boot'.split()))
+NOTMNIST = { # file: sha256 of its uncompressed content
+  'small-images-idx3-ubyte.gz': '59fe38159136f66e2e88103ee317146a15311676a501177ddb5850be451d972d',
+  'small-labels-idx1-ubyte.gz': 'a9bc5225a5455d5559f6a0a39d67e4354dfff3b97d7076bcbd38a235b3598c0b'}
 ARCHIVE = 'notMNIST_small.tar.gz'
 ARCHIVE_BYTES = 8_458_043
 ARCHIVE_SHA = '76b2ef7ccc56452964780569db37b279c9cbe1bf442c3b38be784752683b3cec'
@@ -68,7 +69,7 @@ def places(
     near = [root/'data', *([root.parent/'shared'/'data'] if name == 'notmnist' else [])]
     return [*([Path(own).expanduser()] if own else []), *near, cache_dir()/'data']
 
-# %% ../nbs/01_data.ipynb #a55da110
+# %% ../nbs/01_data.ipynb #c73e4f5d
 def _files(name:str)->dict:
     "The gzip files of a set, and the checksum of each."
     if name == 'notmnist': return NOTMNIST
@@ -90,15 +91,23 @@ def available(name:str)->bool:
     "Is this set on this machine, so that `load` needs no network?"
     return find(name) is not None
 
-# %% ../nbs/01_data.ipynb #a2527e44
+def _nowhere(name:str)->str:
+    "What is missing, and in which folders."
+    lacks = []
+    for raw in (p/FOLDERS[name]/'raw' for p in places(name)):
+        gone = [f for f in _files(name) if not (raw/f).is_file()]
+        lacks.append(f'{raw} lacks {", ".join(gone)}')
+    return f'{FOLDERS[name]} is not on this machine: ' + '; '.join(lacks)
+
+# %% ../nbs/01_data.ipynb #b6ac2bb7
 def _check_md5(raw:Path, name:str):
     "Every file of a torchvision set must have torchvision's checksum."
     from torchvision.datasets.utils import calculate_md5
     for f, md5 in _files(name).items():
         if (got := calculate_md5(raw/f)) != md5:
-            raise DataError(f'{raw/f} is damaged: md5 is {got}, expected {md5} '
-                f'({(raw/f).stat().st_size:,} bytes are there). Restore it (git checkout, if it belongs '
-                'to the project) or delete it, and it will be downloaded.')
+            raise DataError(f'{raw/f} ({(raw/f).stat().st_size:,} bytes) is damaged: md5 is {got}, '
+                f'expected {md5}. Restore it (git checkout, if it belongs to the project), or delete '
+                'it and it will be downloaded.')
 
 def _read_torchvision(raw:Path, name:str)->Images:
     "Let torchvision verify, unpack and read the gzip files in `raw`."
@@ -108,11 +117,12 @@ def _read_torchvision(raw:Path, name:str)->Images:
     with TemporaryDirectory(prefix='bicl-') as tmp:
         (there := Path(tmp)/FOLDERS[name]/'raw').mkdir(parents=True)
         for f in _files(name): shutil.copyfile(raw/f, there/f)
-        tr, te = (cls(tmp, train=t, download=True) for t in (True, False)) # finds all, fetches nothing
+        # download=True makes torchvision unpack; as all files are right, it fetches nothing
+        tr, te = (cls(tmp, train=t, download=True) for t in (True, False))
     flat = lambda s: (s.data.flatten(1), s.targets.long())
     return Images(name, *flat(tr), *flat(te), CLASSES[name])
 
-# %% ../nbs/01_data.ipynb #bbcf62b6
+# %% ../nbs/01_data.ipynb #bec2c67f
 def _writable(folder:Path)->Path:
     "Make `folder`, or say how to choose another one."
     try:
@@ -129,22 +139,22 @@ def _download_torchvision(name:str)->Path:
     with TemporaryDirectory(dir=home) as tmp:
         try: getattr(datasets, FOLDERS[name])(tmp, download=True)
         except Exception as e:
-            raise DataError(f'{FOLDERS[name]} is not on this machine (searched: '
-                f'{", ".join(map(str, places(name)))}) and the download failed: {e}. Put '
-                f'{", ".join(_files(name))} into {FOLDERS[name]}/raw of one of these folders.') from e
+            raise DataError(f'{_nowhere(name)}. The download failed: {e}. Get these files by other '
+                            'means and put them into one of the folders.') from e
         (raw := home/FOLDERS[name]/'raw').mkdir(parents=True, exist_ok=True)
         for f in _files(name): os.replace(Path(tmp)/FOLDERS[name]/'raw'/f, raw/f)
     return raw
 
-# %% ../nbs/01_data.ipynb #c5219bd6
+# %% ../nbs/01_data.ipynb #b69e3019
 def _idx(a:np.ndarray)->bytes:
     "An array of bytes in MNIST's idx format."
-    return bytes([0, 0, 8, a.ndim]) + np.array(a.shape, '>i4').tobytes() + a.astype(np.uint8).tobytes()
+    shape = np.array(a.shape, '>i4').tobytes()
+    return bytes([0, 0, 8, a.ndim]) + shape + a.astype(np.uint8).tobytes()
 
 def _unidx(b:bytes)->np.ndarray:
     "The array in a file of MNIST's idx format."
-    nd = b[3]
-    return np.frombuffer(b, np.uint8, offset=4 + 4*nd).reshape(np.frombuffer(b, '>i4', nd, 4)).copy()
+    shape = np.frombuffer(b, '>i4', b[3], 4)
+    return np.frombuffer(b, np.uint8, offset=4 + shape.nbytes).reshape(shape).copy()
 
 # %% ../nbs/01_data.ipynb #6ba96861
 def _unpack(path:Path, sha:str)->bytes:
@@ -158,42 +168,50 @@ def _unpack(path:Path, sha:str)->bytes:
                         'Delete it and copy or download it again.')
     return b
 
-# %% ../nbs/01_data.ipynb #c5432da6
-def _members(tar:tarfile.TarFile, path:Path):
+# %% ../nbs/01_data.ipynb #41cd1fd4
+def _members(
+    tar:tarfile.TarFile, # the open archive
+    path:Path, # its name, for messages
+)->list: # pairs of (class, file name) and member
     "The PNGs of the archive, sorted by class and file name."
     files = {}
     for m in tar:
         p = PurePosixPath(m.name)
         if p.is_absolute() or '..' in p.parts or not (m.isfile() or m.isdir()):
-            raise DataError(f'{path} has a member {m.name!r} that leads out of it; that is not the '
-                f'original {ARCHIVE}: delete it')
+            raise DataError(f'{path} has a member {m.name!r} that leads out of it: this is not the '
+                            f'original {ARCHIVE}; delete it and download it again')
         if m.isfile() and p.suffix == '.png' and p.parent.name in CLASSES['notmnist']:
             files[p.parent.name, p.name] = m
     return [(k, files[k]) for k in sorted(files)]
 
+# %% ../nbs/01_data.ipynb #85a612fc
+def _picture(
+    b:bytes, # a PNG
+    what:str, # its name, for messages
+)->np.ndarray: # uint8 [28, 28]
+    "Decode one picture."
+    from PIL import Image
+    try: a = np.asarray(Image.open(io.BytesIO(b)).convert('L'))
+    except (OSError, SyntaxError, ValueError) as e:
+        raise DataError(f'{what} cannot be decoded ({e}); download the archive again') from e
+    if a.shape != (28, 28): raise DataError(f'{what} has {a.shape} pixels, expected (28, 28)')
+    return a
+
+# %% ../nbs/01_data.ipynb #c1f5fdab
 def decode_archive(
     path:Path, # notMNIST_small.tar.gz
 )->tuple[np.ndarray, np.ndarray]: # pictures uint8 [N, 28, 28], labels uint8 [N]
-    "Decode the original notMNIST archive in its documented order, without extracting it."
-    from PIL import Image
-    xs, ys = [], []
+    "Decode notMNIST's archive in the documented order, without extracting it."
     try:
         with tarfile.open(path) as tar:
-            for (c, f), m in _members(tar, path):
-                if not m.size: continue # two PNGs of the original are empty
-                try: a = np.asarray(Image.open(io.BytesIO(tar.extractfile(m).read())).convert('L'))
-                except (OSError, SyntaxError, ValueError) as e:
-                    raise DataError(f'{path}: picture {c}/{f} cannot be decoded ({e}); '
-                                    'delete the archive and download it again') from e
-                if a.shape != (28, 28):
-                    raise DataError(f'{path}: picture {c}/{f} is {a.shape}, expected (28, 28)')
-                xs.append(a)
-                ys.append(CLASSES['notmnist'].index(c))
+            files = [(c, f, tar.extractfile(m).read()) for (c, f), m in _members(tar, path)]
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise DataError(f'{path} is not a whole tar.gz file ({e}): '
                         'delete it and download it again') from e
-    if not xs: raise DataError(f'{path} holds no pictures A/*.png … J/*.png')
-    return np.stack(xs), np.array(ys, np.uint8)
+    files = [(c, f, b) for c, f, b in files if b]
+    if not files: raise DataError(f'{path} holds no pictures A/*.png … J/*.png')
+    x = np.stack([_picture(b, f'{path}: {c}/{f}') for c, f, b in files])
+    return x, np.array([CLASSES['notmnist'].index(c) for c, _, _ in files], np.uint8)
 
 # %% ../nbs/01_data.ipynb #7a66bb85
 def _check_archive(b:bytes, what:str):
@@ -217,7 +235,7 @@ def _from_archive(path:Path)->tuple[np.ndarray, np.ndarray]:
         except OSError: pass # a cache that cannot be written only costs time
     return xy
 
-# %% ../nbs/01_data.ipynb #a2eef6da
+# %% ../nbs/01_data.ipynb #28cd67b0
 def _download_notmnist()->Path:
     "Fetch the original archive into the cache, from the first address that answers rightly."
     path, failed = _writable(cache_dir()/'data')/ARCHIVE, []
@@ -225,14 +243,14 @@ def _download_notmnist()->Path:
         try:
             with urlopen(url, timeout=30) as r: b = r.read(ARCHIVE_BYTES + 1)
             _check_archive(b, 'the answer')
-        except (OSError, DataError) as e:
+        except (OSError, HTTPException, DataError) as e:
             failed.append(f'{url}: {e}')
             continue
         with atomic(path, 'wb') as o: o.write(b)
         return path
-    raise DataError('notMNIST is not on this machine (searched: '
-        f'{", ".join(map(str, places("notmnist")))}) and cannot be downloaded ({"; ".join(failed)}). '
-        f'Get {ARCHIVE} ({ARCHIVE_BYTES:,} bytes) by other means and put it into one of these folders.')
+    raise DataError(f'{_nowhere("notmnist")}. The download failed: {"; ".join(failed)}. '
+        f'Get {ARCHIVE} ({ARCHIVE_BYTES:,} bytes) by other means '
+        f'and put it into {places("notmnist")[0]}.')
 
 # %% ../nbs/01_data.ipynb #14f9cdb9
 def stratified(
@@ -257,7 +275,7 @@ def _read_notmnist(where:Path)->Images:
     tr, te = stratified(y, .1, 'notmnist-split')
     return Images('notmnist', x[tr], y[tr], x[te], y[te], CLASSES['notmnist'])
 
-# %% ../nbs/01_data.ipynb #18870004
+# %% ../nbs/01_data.ipynb #76e64561
 @cache
 def _load(name:str, where:Path)->Images:
     return _read_notmnist(where) if name == 'notmnist' else _read_torchvision(where, name)
@@ -270,37 +288,41 @@ def load(
     where = find(name)
     if where is None:
         if not download:
-            raise DataError(f'{FOLDERS[name]} is in none of {", ".join(map(str, places(name)))}: '
-                'put it there, or allow the download with download=True (or `bicl_data --download`)')
+            raise DataError(f'{_nowhere(name)}. Put it there, or allow the download '
+                            'with download=True (in the shell: bicl_data --download)')
         where = _download_notmnist() if name == 'notmnist' else _download_torchvision(name)
     return _load(name, where)
 
-# %% ../nbs/01_data.ipynb #f00f24a9
+# %% ../nbs/01_data.ipynb #14c92144
 def _short(path:Path)->str:
-    "A path as a person would write it."
-    root = project_root().resolve()
-    path = Path(path).resolve()
+    "A path as a person would write it: relative to the project if it is near."
+    root, path = project_root().resolve(), Path(path).resolve()
     if path.is_relative_to(root.parent): return os.path.relpath(path, root)
     return str(path).replace(str(Path.home()), '~', 1)
 
+def _status(name:str, download:bool)->tuple:
+    "Where a set is, its sizes, whether it is right, images per class; and an error, if any."
+    where = find(name)
+    if where is None and not download: return ('not here', '-', '-', 'no', '-'), None
+    try: d = load(name)
+    except DataError as e: return (_short(where) if where else 'not here', '-', '-', 'NO', '-'), e
+    n = torch.cat([d.train_y, d.test_y]).bincount().tolist()
+    each = f'{n[0]} each' if len(set(n)) == 1 else ' '.join(map(str, n))
+    return (_short(find(name)), len(d.train_y), len(d.test_y), 'yes', each), None
+
+# %% ../nbs/01_data.ipynb #d12ce98a
 @call_parse
 def bicl_data(
-    download:store_true=False, # fetch what is missing
+    download:bool=False, # fetch what is missing
 ):
-    "Print which data sets are on this machine and verify them."
-    bad, row = 0, '{:<9} {:<34} {:>8} {:>8} {:>14}  {}'.format
-    print(row('set', 'found in', 'training', 'test', 'per class', 'verified'))
+    "Print which data sets are on this machine, and verify them."
+    row, errors = '{:<9} {:<29} {:>8} {:>6}  {:<8}  {}'.format, []
+    print(row('set', 'found in', 'training', 'test', 'verified', 'images per class'))
     for name in FOLDERS:
-        where, note = find(name), 'yes'
-        if where is None and not download:
-            print(row(name, 'not here (bicl_data --download)', '-', '-', '-', 'no'))
-            continue
-        try: d = load(name)
-        except DataError as e:
-            bad, note = 1, str(e)
-            print(row(name, _short(where) if where else 'not here', '-', '-', '-', f'NO: {e}'))
-            continue
-        n = torch.cat([d.train_y, d.test_y]).bincount()
-        per = f'{n.min():,}' if n.min() == n.max() else f'{n.min():,}-{n.max():,}'
-        print(row(name, _short(find(name)), f'{len(d.train_y):,}', f'{len(d.test_y):,}', per, note))
-    if bad: sys.exit(1)
+        cells, e = _status(name, download)
+        print(row(name, *cells))
+        errors += [e] if e else []
+        if cells[0] == 'not here' and not e:
+            print(f'          {name} is fetched when it is needed, or now by: bicl_data --download')
+    for e in errors: print(f'\nerror: {e}', file=sys.stderr)
+    if errors: sys.exit(1)
