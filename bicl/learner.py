@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'TESTS', 'StreamInfo', 'info_of', 'Learner', 'Method', 'NoSettings', 'register_method', 'find_method',
-           'make_settings', 'make_learner', 'evaluate', 'NotFinite', 'Watch', 'Run', 'code_of', 'fingerprint',
-           'identity', 'save_checkpoint', 'load_checkpoint', 'resume', 'validate', 'Loop', 'fit']
+           'make_settings', 'make_learner', 'evaluate', 'NotFinite', 'Watch', 'Run', 'code_of', 'identity',
+           'save_checkpoint', 'load_checkpoint', 'resume', 'validate', 'Loop', 'fit', 'check_learner']
 
-# %% ../nbs/07_learner.ipynb #f78d207d
-import hashlib, inspect, json, re, time
+# %% ../nbs/07_learner.ipynb #80f04bb7
+import hashlib, inspect, json, re, tempfile, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
@@ -139,13 +139,13 @@ def make_learner(
     learner.method = m.name
     return learner
 
-# %% ../nbs/07_learner.ipynb #06e017ca
+# %% ../nbs/07_learner.ipynb #f8f9ade8
 @torch.inference_mode()
 def evaluate(
     learner:Learner,
     stream, # whose test sets are used
     tasks=None, # which tasks; all of them if not given
-    chunk:int=2000, # images at a time
+    chunk:int=500, # images at a time: few enough to stay in the processor's cache
 )->Tensor: # percent correct, [R, number of tasks], float64 on the CPU
     "Accuracy of every replica on the whole test set of every task."
     tasks, was = range(stream.T) if tasks is None else tasks, learner.training
@@ -270,23 +270,17 @@ def code_of(
     code = [_bytecode(f) for c in own for _, f in sorted(vars(c).items()) if inspect.isfunction(f)]
     return hashlib.sha256(repr((base, code)).encode()).hexdigest()[:12] if own else base
 
-# %% ../nbs/07_learner.ipynb #52f2eb0d
-def fingerprint(
-    stream, # hashed task by task
-)->str: # twelve hexadecimal digits
-    "A fingerprint of a stream's training samples, in their order."
-    h = hashlib.sha256()
-    for t in range(stream.T):
-        for a in stream.train(t): h.update(a.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return h.hexdigest()[:12]
-
-def identity(learner:Learner, stream, **how)->dict:
+# %% ../nbs/07_learner.ipynb #3757abf9
+def identity(
+    learner:Learner,
+    data:str, # fingerprint of the stream's samples, see `validate`
+    **how, # protocol and the like
+)->dict:
     "What was asked of this run, in words that JSON can keep."
-    i = learner.info
-    ask = dict(method=learner.method, settings=asdict(learner.settings) if learner.settings else {},
-               stream=dict(name=i.name, seeds=i.seeds, T=i.T, n=i.n, d=i.d, classes=i.classes,
-                           dtype=str(i.dtype), data=fingerprint(stream)), **how, code=code_of(type(learner)))
-    return json.loads(json.dumps(ask))
+    i, own = learner.info, asdict(learner.settings) if learner.settings else {}
+    stream = dict(name=i.name, seeds=i.seeds, T=i.T, n=i.n, d=i.d, classes=i.classes, dtype=str(i.dtype))
+    ask = dict(method=learner.method, settings=own, stream=stream, data=data, **how)
+    return json.loads(json.dumps(ask | dict(code=code_of(type(learner)))))
 
 def _differences(old:dict, new:dict, path='')->list:
     "Where two nested dictionaries differ, in words."
@@ -297,7 +291,7 @@ def _differences(old:dict, new:dict, path='')->list:
         elif a != b: out.append(f'{path}{k} is {a} there and {b} here')
     return out
 
-# %% ../nbs/07_learner.ipynb #6666067d
+# %% ../nbs/07_learner.ipynb #d2fa9511
 def _digest(tensors:dict, text:str)->str:
     "A checksum of tensors, their names and a text."
     h = hashlib.blake2b(text.encode(), digest_size=16)
@@ -322,6 +316,8 @@ def save_checkpoint(
     data = to_safetensors(state, dict(bicl=text, digest=_digest(state, text)))
     try:
         with atomic(path, 'wb') as f: f.write(data)
+        for old in Path(path).parent.glob(f'.{Path(path).name}.*.tmp'): # left behind by a kill
+            if time.time() - old.stat().st_mtime > 600: old.unlink(missing_ok=True)
     except OSError as e:
         raise OSError(e.errno, f'could not write checkpoint {path} ({e.strerror}); '
                       'an older checkpoint, if there is one, is untouched') from e
@@ -352,11 +348,22 @@ def resume(path, learner:Learner, run:Run, ask:dict):
     for k, v in head['where'].items(): setattr(run, k, v)
     run.resumed += 1
 
-# %% ../nbs/07_learner.ipynb #1bb12d80
-TESTS = ('all', 'seen', 'new') # what is tested after every task
+# %% ../nbs/07_learner.ipynb #36fb0a5d
+def _look(stream, t:int)->tuple:
+    "The samples of task `t`, after checking them."
+    x, y = stream.train(t)
+    if y.shape[1] == 0: raise ValueError(f'task {t} of {stream.name} has no training samples')
+    lo, hi = y.min().item(), y.max().item()
+    if lo < 0 or hi >= stream.classes: raise ValueError(f'task {t} of {stream.name} has label '
+        f'{lo if lo < 0 else hi}; labels must be 0 … {stream.classes - 1}')
+    if x.is_floating_point() and not x.isfinite().all():
+        raise ValueError(f'task {t} of {stream.name} has inputs that are not finite')
+    return x, y
 
-def validate(learner:Learner, stream, protocol:str, block=None, test:str='all'):
-    "Raise a `ValueError` that says what is wrong, if anything is."
+TESTS = ('all', 'seen', 'new') # what can be tested after every task
+
+def validate(learner:Learner, stream, protocol:str, block=None, test:str='all')->str:
+    "Raise a `ValueError` that says what is wrong, or return a fingerprint of the training samples."
     if protocol not in ('strict', 'buffered'): raise _unknown('protocol', protocol, ('strict', 'buffered'))
     if test not in TESTS: raise _unknown('test', test, TESTS)
     if block is not None and block < 1: raise ValueError(f'block must be at least 1, not {block}')
@@ -365,16 +372,12 @@ def validate(learner:Learner, stream, protocol:str, block=None, test:str='all'):
         a, b = getattr(have, k), getattr(want, k)
         if a != b: raise ValueError(f'the learner was made for a stream with {k}={a}, this one has {k}={b}: '
                                     'make it with make_learner(name, stream)')
+    h = hashlib.sha256()
     for t in range(stream.T):
-        x, y = stream.train(t)
-        if y.shape[1] == 0: raise ValueError(f'task {t} of {stream.name} has no training samples')
-        lo, hi = y.min().item(), y.max().item()
-        if lo < 0 or hi >= stream.classes: raise ValueError(f'task {t} of {stream.name} has label '
-            f'{lo if lo < 0 else hi}; labels must be 0 … {stream.classes - 1}')
-        if x.is_floating_point() and not x.isfinite().all():
-            raise ValueError(f'task {t} of {stream.name} has inputs that are not finite')
+        for a in _look(stream, t): h.update(a.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return h.hexdigest()[:12]
 
-# %% ../nbs/07_learner.ipynb #1f034c2a
+# %% ../nbs/07_learner.ipynb #f4c246bd
 def _tested(test:str, j:int, T:int)->list:
     "The tasks to test after `j` tasks of `T`."
     if test == 'all' or j == T: return list(range(T))
@@ -383,9 +386,10 @@ def _tested(test:str, j:int, T:int)->list:
 class Loop:
     "A run under way: a learner, its stream, and where they stand."
     def __init__(self, learner, stream, protocol, block, test, checkpoint, every, chunk):
+        data = validate(learner, stream, protocol, block, test)
         self.learner, self.stream, self.protocol, self.block = learner, stream, protocol, block
         self.test, self.checkpoint, self.every, self.chunk = test, checkpoint, every, chunk
-        self.ask = identity(learner, stream, protocol=protocol, block=block, test=test)
+        self.ask = identity(learner, data, protocol=protocol, block=block, test=test)
         accuracy = torch.full((learner.R, stream.T + 1, stream.T), torch.nan, dtype=torch.float64)
         self.run = Run(stream.name, learner.method, protocol, learner.info.seeds, accuracy,
             self.ask['settings'], str(stream.device), self.ask['code'], stamp(self.ask, self.ask['code']))
@@ -444,7 +448,7 @@ def _progress(progress, run:Run, total:int):
                 bar.update(n)
             yield move
 
-# %% ../nbs/07_learner.ipynb #01973b18
+# %% ../nbs/07_learner.ipynb #45dc51d1
 def fit(
     learner:Learner,
     stream, # what to learn, made for the same seeds
@@ -454,21 +458,45 @@ def fit(
     checkpoint=None, # a file to write checkpoints to, and to go on from if it is there
     every:float=60., # seconds between checkpoints within a task; each task ends with one anyway
     progress=True, # a bar, none, or a function (samples done, samples in all)
-    chunk:int=2000, # test images at a time
+    chunk:int=500, # test images at a time
 )->Run: # accuracies and times
     "Train `learner` on `stream`, testing after every task."
-    validate(learner, stream, protocol, block, test)
     loop = Loop(learner, stream, protocol, block, test, checkpoint, every, chunk)
-    run, total = loop.run, sum(stream.train(t)[1].shape[1] for t in range(stream.T))
+    run = loop.run
     if run.task == stream.T: return run # the checkpoint of a finished run
     loop.save() # a folder that cannot be written to shows itself now
     learner.begin(stream)
     loop.lap()
     if not run.samples: loop.examine()
-    with _progress(progress, run, total) as move:
+    with _progress(progress, run, sum(stream.sizes)) as move:
         while run.task < stream.T:
             loop.learn(move)
             loop.examine()
             loop.save()
             move(0) # shows the new retained accuracy
     return run
+
+# %% ../nbs/07_learner.ipynb #a10654f7
+class _Stop(Exception): "Ends a run from its progress function."
+
+def check_learner(
+    make, # a function that returns a new learner for `stream`
+    stream, # preferably small
+    protocol:str='buffered',
+    block:int=None,
+    at:float=.5, # where to interrupt, as a fraction of the stream
+):
+    "Assert that a learner interrupted at `at` and resumed ends with the same bits as an undisturbed one."
+    def stop(done, total):
+        if done >= at * total: raise _Stop
+    how = dict(stream=stream, protocol=protocol, block=block, every=0, test='new')
+    a, b = make(), make()
+    whole = fit(a, progress=False, **how)
+    with tempfile.TemporaryDirectory() as d:
+        try: fit(make(), checkpoint=f'{d}/c.safetensors', progress=stop, **how)
+        except _Stop: pass
+        again = fit(b, checkpoint=f'{d}/c.safetensors', progress=False, **how)
+    assert again.resumed == 1, 'the run was not interrupted; choose a larger stream or smaller blocks'
+    assert whole.accuracy.nan_to_num(-1).equal(again.accuracy.nan_to_num(-1)), 'the accuracies differ'
+    have = b.state_dict()
+    for k, v in a.state_dict().items(): assert v.equal(have[k]), f'{k} differs after resuming'
