@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .core import Rng
 from .streams import Block
 
-# %% ../nbs/03_memory.ipynb #bd0d6fc3
+# %% ../nbs/03_memory.ipynb #8257ed93
 class Memory(nn.Module):
     "Samples kept for each replica; which ones is decided by the subclass's `add`."
     def __init__(self,
@@ -23,7 +23,7 @@ class Memory(nn.Module):
         dtype=torch.float32, # of the samples
     ):
         super().__init__()
-        if capacity < 1: raise ValueError(f'capacity={capacity}: a memory must hold at least 1 sample')
+        if capacity < 1: raise ValueError(f'capacity={capacity}: a memory holds at least 1 sample')
         R, k = len(rng.seeds), dict(device=rng.key.device)
         self.capacity, self.n = int(capacity), 0
         self.slots, self.draws = rng.fork('slots'), rng.fork('draws')
@@ -66,7 +66,7 @@ def _incoming(self:Memory, block):
                          f'x {list(x.shape)} and y {list(y.shape)}')
     return x.to(self.x.dtype), y, torch.as_tensor(block.task, device=y.device).expand_as(y)
 
-# %% ../nbs/03_memory.ipynb #dab45a6a
+# %% ../nbs/03_memory.ipynb #b05354ad
 def rows(
     v:Tensor, # `[R, N, …]`
     idx:Tensor, # positions for each replica, `[R, …]`
@@ -84,7 +84,7 @@ def indices(self:Memory,
     if not n: raise ValueError('the memory is empty: add a block before sampling from it')
     if replace: return self.draws.integers(n, *shape)
     if shape[-1] > n:
-        raise ValueError(f'cannot draw {shape[-1]} samples without replacement: the memory holds {n}')
+        raise ValueError(f'cannot draw {shape[-1]} without replacement: the memory holds {n}')
     return self.draws.bits(*shape[:-1], n).argsort(-1)[..., :shape[-1]]
 
 # %% ../nbs/03_memory.ipynb #05d10c63
@@ -136,7 +136,7 @@ def _replace(self:Reservoir,
         stay = (who < 0).view(R, B, *[1]*(v.dim() - 2))
         old[at, to] = torch.where(stay, rows(old, to), rows(v, who.clamp(min=0)))
 
-# %% ../nbs/03_memory.ipynb #08e7be55
+# %% ../nbs/03_memory.ipynb #1332e104
 class SplitMemory(nn.Module):
     "Two memories, M^tr and M^val: a sample of one part never enters the other."
     def __init__(self,
@@ -154,21 +154,18 @@ class SplitMemory(nn.Module):
 
     def __len__(self): return len(self.tr) + len(self.val)
     def __bool__(self): return True
-    @property
-    def n(self): return self.tr.n + self.val.n
 
-# %% ../nbs/03_memory.ipynb #bef022ca
-@patch
-def add(self:SplitMemory,
-    block, # the samples that arrive
-):
-    "Send a random half of the block to each part."
-    B, n = len(block), self.n
-    k = (n + B + 1)//2 - (n + 1)//2 # halves of all arrivals, even if blocks are of odd size
-    p = self.sides.permutation(B)
-    for part, i in ((self.tr, p[:, :k]), (self.val, p[:, k:])): part.add(block.take(i.sort(1).values))
+    def add(self,
+        block, # the samples that arrive
+    ):
+        "Send a random half of the block to each part."
+        B, n = len(block), self.tr.n + self.val.n
+        k = (n + B + 1)//2 - (n + 1)//2 # halves of all arrivals, even if blocks are of odd size
+        p = self.sides.permutation(B)
+        self.tr.add(block.take(p[:, :k].sort(1).values))
+        self.val.add(block.take(p[:, k:].sort(1).values))
 
-# %% ../nbs/03_memory.ipynb #f575e974
+# %% ../nbs/03_memory.ipynb #bfde1a62
 class Ring(Memory):
     "The last `per_task` samples of every task (the memory of GEM)."
     def __init__(self,
@@ -182,9 +179,8 @@ class Ring(Memory):
             raise ValueError(f'per_task={per_task}, tasks={tasks}: a ring needs at least 1 of each')
         super().__init__(per_task*tasks, rng, d, dtype)
         self.per_task, self.tasks, self.counts = int(per_task), int(tasks), [0]*tasks
-        k = dict(dtype=torch.int64, device=self.y.device)
-        self.register_buffer('arrived', torch.zeros(tasks, **k)) # the counts, for the state
-        self.register_buffer('held', torch.zeros(self.capacity, **k), persistent=False) # slots in use
+        self.register_buffer('arrived', self.y.new_zeros(tasks)) # the counts, as state
+        self.register_buffer('held', self.y.new_zeros(self.capacity), persistent=False) # slots used
 
     def __len__(self): return sum(min(c, self.per_task) for c in self.counts)
 
@@ -193,12 +189,18 @@ class Ring(Memory):
         self.counts = self.arrived.tolist()
         self._list_held()
 
-    def _list_held(self):
-        P = self.per_task # task t owns the slots from t*P on
-        s = [t*P + i for t, c in enumerate(self.counts) for i in range(min(c, P))]
-        self.held[:len(s)] = torch.tensor(s, dtype=torch.int64, device=self.held.device)
+    def indices(self, *shape, replace:bool=True)->Tensor:
+        "Random positions among the samples held, `[R, *shape]`."
+        return self.held[super().indices(*shape, replace=replace)]
 
-# %% ../nbs/03_memory.ipynb #ceca1457
+# %% ../nbs/03_memory.ipynb #72269c31
+@patch
+def _list_held(self:Ring):
+    "Note which slots are in use: task `t` owns those from `t*per_task` on."
+    P = self.per_task
+    s = [t*P + i for t, c in enumerate(self.counts) for i in range(min(c, P))]
+    self.held[:len(s)] = torch.tensor(s, dtype=torch.int64, device=self.held.device)
+
 @patch
 @torch.no_grad()
 def add(self:Ring,
@@ -216,12 +218,7 @@ def add(self:Ring,
     self._arrived(B)
     if c < P: self._list_held()
 
-# %% ../nbs/03_memory.ipynb #c51fb6a9
-@patch
-def indices(self:Ring, *shape, replace:bool=True)->Tensor:
-    "Random positions among the samples held, `[R, *shape]`."
-    return self.held[Memory.indices(self, *shape, replace=replace)]
-
+# %% ../nbs/03_memory.ipynb #d8bacc58
 @patch
 def of_task(self:Ring,
     t:int, # which task

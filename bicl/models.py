@@ -68,14 +68,15 @@ class MLP(nn.Module):
     def forward(self, x:Tensor)->Tensor: # x `[R, B, d]` or `[1, B, d]`
         return self.head(self.features(x))
 
-# %% ../nbs/04_models.ipynb #7383dfe3
+# %% ../nbs/04_models.ipynb #675eb608
 def losses(
     logits:Tensor, # `[R, B, C]`
     y:Tensor, # labels, `[R, B]` or `[1, B]`
 )->Tensor: # `[R]`
     "Mean cross-entropy of each replica; their sum gives every replica its own gradient."
     y = y.expand(logits.shape[:2])
-    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none').view(y.shape).mean(1)
+    each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none')
+    return each.view(y.shape).mean(1)
 
 # %% ../nbs/04_models.ipynb #c9d059cd
 def accuracy(
@@ -131,7 +132,7 @@ def _heads(model)->set:
         return {f'nets.{i}.layers.{len(net.layers)-1}' for i, net in enumerate(model.nets)}
     return {_layer([n for n, _ in model.named_parameters()][-1])}
 
-# %% ../nbs/04_models.ipynb #5bfbb0a1
+# %% ../nbs/04_models.ipynb #713b05d0
 def split(
     model:nn.Module, # any module; `VerticalMLP` for the vertical scheme
     scheme='head', # "head", "reversed", "vertical", or a function: name → is it λ?
@@ -144,23 +145,25 @@ def split(
                  vertical=lambda n: n.startswith('nets.0.'))
     rule = scheme if callable(scheme) else rules.get(scheme)
     if rule is None:
-        raise ValueError(f'split {scheme!r} is unknown; use {", ".join(rules)} or a function of the name')
+        raise ValueError(f'split {scheme!r} is unknown; use {", ".join(rules)} or a function')
     s = Split([n for n in names if rule(n)], [n for n in names if not rule(n)])
     for part, held in (('λ', s.lam), ('w', s.w)):
-        if not held: raise ValueError(f'split {scheme!r} leaves {part} empty; the names are {names}')
+        if not held: raise ValueError(f'split {scheme!r} leaves {part} empty; there are {names}')
     return s
 
-# %% ../nbs/04_models.ipynb #5593758c
+# %% ../nbs/04_models.ipynb #20c10213
 def _check_replicable(module:nn.Module):
     "Refuse modules whose forward pass changes or draws something that replicas cannot have."
     for name, m in module.named_modules():
+        who = f'{type(m).__name__} {name!r}'
         if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats:
-            raise ValueError(f'{name or "the module"} ({type(m).__name__}) keeps running statistics, which '
-                             'cannot be replicated; use LayerNorm, GroupNorm or track_running_stats=False')
+            raise ValueError(f'{who} keeps running statistics, which replicas cannot have; '
+                             'use LayerNorm, GroupNorm or track_running_stats=False')
         if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
-            raise ValueError(f'{name or "the module"} ({type(m).__name__}) draws its own random numbers: '
-                             'a replica would depend on its company; remove it or set p=0')
+            raise ValueError(f'{who} draws its own random numbers, so that a replica would depend '
+                             'on its company; remove it or set p=0')
 
+# %% ../nbs/04_models.ipynb #2d29d0d2
 def _place(root:nn.Module, name:str, value):
     "Register a parameter or buffer under its dotted name, making the modules on the way."
     *path, leaf = name.split('.')
@@ -170,7 +173,7 @@ def _place(root:nn.Module, name:str, value):
     if isinstance(value, nn.Parameter): root.register_parameter(leaf, value)
     else: root.register_buffer(leaf, value)
 
-# %% ../nbs/04_models.ipynb #b1b6b715
+# %% ../nbs/04_models.ipynb #f3fb365c
 class Replicated(nn.Module):
     "A user's own module, one copy per seed, run by `torch.func.vmap`."
     def __init__(self,
@@ -191,7 +194,8 @@ class Replicated(nn.Module):
         for n, p in made[0].named_parameters():
             v = torch.stack([m.get_parameter(n).detach() for m in made])
             _place(self, n, nn.Parameter(v, requires_grad=p.requires_grad))
-        for n, _ in made[0].named_buffers(): _place(self, n, torch.stack([m.get_buffer(n) for m in made]))
+        for n, _ in made[0].named_buffers():
+            _place(self, n, torch.stack([m.get_buffer(n) for m in made]))
 
     def forward(self, x:Tensor)->Tensor: # x `[R, B, …]` or `[1, B, …]`
         state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
