@@ -67,10 +67,10 @@ def to_root(text):
         return m[1] + posixpath.normpath(posixpath.join('nbs', path)) + sep + anchor + m[3]
     return re.sub(r'(\]\(|src="|href=")([^)"\s]+)([)"])', fix, text)
 
-def render(path=NBS/'index.ipynb'):
-    "README.md's text: prose, visible code and the outputs of index.ipynb."
+def render(nb):
+    "A notebook as the text of README.md: prose, visible code and outputs."
     parts = []
-    for c in shown(nbformat.read(path, 4)):
+    for c in shown(nb):
         if c.cell_type == 'markdown':
             parts.append(c.source)
             continue
@@ -82,15 +82,23 @@ def render(path=NBS/'index.ipynb'):
             parts.append(text if 'text/markdown' in data else f'```\n{text.rstrip()}\n```')
     return to_root('\n\n'.join(p.strip() for p in parts if p.strip())) + '\n'
 
+def executed(path=NBS/'index.ipynb'):
+    "The notebook with fresh outputs; cells marked `eval: false` are not run."
+    from nbclient import NotebookClient
+    nb = nbformat.read(path, 4)
+    kept = {c.id: c.source for c in nb.cells if 'eval: false' in directives(c)}
+    for c in nb.cells:
+        if c.id in kept: c.source = ''
+    NotebookClient(nb, timeout=300, resources={'metadata': {'path': str(path.parent)}}).execute()
+    for c in nb.cells: c.source = kept.get(c.id, c.source)
+    return nb
+
 def readme():
     "Execute nbs/index.ipynb in place and write README.md from it."
-    from nbclient import NotebookClient
     path = NBS/'index.ipynb'
-    nb = nbformat.read(path, 4)
-    NotebookClient(nb, timeout=300, resources={'metadata': {'path': str(NBS)}}).execute()
-    nbformat.write(nb, path)
+    nbformat.write(executed(path), path)
     subprocess.run(['nbdev_clean', '--fname', str(path)], cwd=ROOT, check=True)
-    (ROOT/'README.md').write_text(render(path), encoding='utf-8')
+    (ROOT/'README.md').write_text(render(nbformat.read(path, 4)), encoding='utf-8')
 
 # --------------------------------------------------------------------------------------- site
 
@@ -100,7 +108,7 @@ def public_names():
     from bicl._modidx import d
     found = {}
     for full in (n for syms in d['syms'].values() for n in syms):
-        mod, name = full.split('.')[1], '.'.join(full.split('.')[2:])
+        name = '.'.join(full.split('.')[2:]) # without bicl.module
         if not any(p.startswith('_') for p in name.split('.')): found.setdefault(name, []).append(full)
     return {k: v[0] for k, v in found.items() if len(v) == 1}
 
@@ -128,9 +136,8 @@ def add_api(chapters):
     for path, mod in chapters:
         doc, head = path.relative_to(ROOT).with_suffix('').as_posix(), f'bicl.{mod}'
         (SOURCE/'api'/f'{mod}.rst').write_text(
-            f'{head}\n{"=" * len(head)}\n\n.. automodule:: {head}\n   :members:\n\n'
-            f'.. seealso:: The chapter :doc:`{title(path)} </{doc}>` explains and tests all of this.\n',
-            encoding='utf-8')
+            f'{head}\n{"=" * len(head)}\n\nExplained and tested in chapter {path.stem[:2]}, '
+            f':doc:`{title(path)} </{doc}>`.\n\n.. automodule:: {head}\n   :members:\n', encoding='utf-8')
     return [f'bicl.{m} <api/{m}>' for _, m in chapters]
 
 def add_reports():
@@ -171,9 +178,10 @@ def add_all():
     api = add_api([(p, m) for p in chapters if (m := module_of(p))])
     trees = [('The book', book), ('Tutorials', more['tutorials']), ('Experiments', more['experiments']),
              ('Results', add_reports()), ('Reference', api)]
-    body = re.sub(r'\A# .*\n', '', render())
-    (SOURCE/'index.md').write_text((SITE/'landing.md').read_text(encoding='utf-8') + '\n' + body + '\n' +
-        '\n'.join(toctree(c, e) for c, e in trees if e), encoding='utf-8')
+    # the landing page has a title of its own
+    body = re.sub(r'\A# .*\n+> .*\n', '', render(nbformat.read(NBS/'index.ipynb', 4)))
+    (SOURCE/'index.md').write_text('\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
+        *(toctree(c, e) for c, e in trees if e)]), encoding='utf-8')
 
 def docs():
     "Build the site; any warning is an error, and then _docs/ stays as it was."

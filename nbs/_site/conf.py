@@ -25,7 +25,7 @@ autodoc_member_order = 'bysource'
 autodoc_inherit_docstrings = False # torch's own docstrings are not ours to show
 autodoc_typehints = 'none'         # types stand in the parameter tables
 autodoc_class_signature = 'mixed'
-python_maximum_signature_line_length = 80
+python_maximum_signature_line_length = 100
 add_module_names = False
 toc_object_entries_show_parents = 'hide'
 
@@ -33,6 +33,7 @@ toc_object_entries_show_parents = 'hide'
 html_theme = 'furo'
 html_title = f'bicl {__version__}'
 html_static_path = ['custom.css']
+html_logo = html_favicon = 'logo.svg'
 html_css_files = ['custom.css']
 html_show_sourcelink = html_copy_source = False
 html_theme_options = dict(
@@ -64,34 +65,32 @@ def rst(text):
     done = [fix[p[0]](p) if i % 2 else re.sub(r'([*_|\\`])', r'\\\1', p) for i, p in enumerate(parts)]
     return '\\ '.join(p for p in done if p).replace('\\  ', ' ').strip()
 
+def code(text): return f'``{text}``' if text else ''
+
 def type_name(x):
     "A type as a reader would write it."
-    if x is inspect.Parameter.empty or x is None: return ''
-    return re.sub(r'\b(?:typing|torch|collections\.abc|pathlib|builtins)\.(?:[a-z_]+\.)*', '',
+    if x in (inspect.Parameter.empty, None, type(None)): return ''
+    return re.sub(r'\b(?:typing|torch|collections|pathlib|builtins|bicl)\.(?:[a-z_]+\.)*', '',
                   x if isinstance(x, str) else inspect.formatannotation(x))
 
 def default_of(x):
     "A default value as code, or nothing."
     if x is inspect.Parameter.empty: return ''
-    text = getattr(x, '__name__', None) if callable(x) else repr(x)
-    return f'``{text}``' if text and len(text) < 60 and ' object at ' not in text else '…'
+    text = x.__name__ if hasattr(x, '__name__') else repr(x)
+    return code(text) if len(text) < 60 and ' at 0x' not in text else '…'
 
 def table(obj):
     "A parameter table from docments, as lines of reStructuredText."
     try: found = docments(obj, full=True, args_kwargs=True)
-    except (OSError, TypeError, SyntaxError, IndentationError): return []
-    rows = [(k, v) for k, v in found.items() if k not in ('self', 'cls')]
-    if inspect.isclass(obj): rows = [r for r in rows if r[0] != 'return']
-    if not any(v.docment for _, v in rows): return []
-    lines = ['', '.. list-table::', '   :class: docments', '   :header-rows: 1', '   :widths: auto', '',
-             '   * - Parameter', '     - Type', '     - Default', '     - Meaning']
-    for name, v in rows:
-        kind = type_name(v.anno) if v.anno is not type(None) else ''
-        if name == 'return' and not (kind or v.docment): continue
-        cells = ['*returns*' if name == 'return' else f'``{name}``', f'``{kind}``' if kind else '',
-                 default_of(v.default), rst(' '.join((v.docment or '').split()))]
-        lines += [f'   {"* -" if i == 0 else "  -"} {c}' for i, c in enumerate(cells)]
-    return [*lines, '']
+    except (OSError, TypeError, SyntaxError): return []
+    rows = [('*returns*' if k == 'return' else f'``{k}``', code(type_name(v.anno)), default_of(v.default),
+             rst(' '.join((v.docment or '').split()))) for k, v in found.items()
+            if k not in ('self', 'cls') and not (k == 'return' and inspect.isclass(obj))]
+    if not any(r[3] for r in rows): return []
+    rows = [('Parameter', 'Type', 'Default', 'Meaning')] + [r for r in rows if r[0] != '*returns*' or any(r[1:])]
+    keep = [i for i in range(4) if any(r[i] for r in rows[1:])]
+    return ['', '.. list-table::', '   :class: docments', '   :header-rows: 1', '   :widths: auto', '',
+            *(f'   {"* -" if i == keep[0] else "  -"} {r[i]}' for r in rows for i in keep), '']
 
 def document(app, what, name, obj, options, lines):
     "Markdown docstring and docments → what Sphinx reads."

@@ -1,0 +1,8 @@
+"Settings that every test shares."
+import os, sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+os.environ['MPLBACKEND'] = 'agg' # no test opens a window
+os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
+sys.path.insert(0, str(ROOT/'nbs'/'_site')) # build.py: README and site
