@@ -204,7 +204,7 @@ def batch_sample(self:BiCL, block:Block)->tuple: # batches of all rounds, and ho
         if len(M) and s.replayed: parts.append((M.x, M.y, M.indices(b, s.replayed)))
     return Draw(parts), sum(p[2].shape[2] for p in parts[:len(parts)//2])
 
-# %% ../nbs/08_bicl.ipynb #750e1e39
+# %% ../nbs/08_bicl.ipynb #2281fbd7
 @patch
 def round(self:BiCL, x:Tensor, y:Tensor, n_tr:int, lam:dict, w:dict): # losses, see `Round`
     "Lines 10 to 17: K inner steps on w, then one outer step on λ; both in place."
@@ -220,7 +220,7 @@ def round(self:BiCL, x:Tensor, y:Tensor, n_tr:int, lam:dict, w:dict): # losses, 
         r = hypergradient(CrossEntropy(self.model), lam, w, tr, val, self.inner, state, **how)
         for k in w: w[k].copy_(r.w[k])
     self.inner_state.set(r.state)
-    if r.grad is not None: self.outer_state.update(lam, r.grad)
+    if r.grad: self.outer_state.update(lam, r.grad)
     return r
 
 # %% ../nbs/08_bicl.ipynb #b8694287
