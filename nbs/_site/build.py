@@ -136,7 +136,7 @@ def add_api(chapters):
     for path, mod in chapters:
         doc, head = path.relative_to(ROOT).with_suffix('').as_posix(), f'bicl.{mod}'
         (SOURCE/'api'/f'{mod}.rst').write_text(
-            f'{head}\n{"=" * len(head)}\n\nExplained and tested in chapter {path.stem[:2]}, '
+            f'{head}\n{"=" * len(head)}\n\nExplained and tested in chapter {path.stem.split("_")[0]}, '
             f':doc:`{title(path)} </{doc}>`.\n\n.. automodule:: {head}\n   :members:\n', encoding='utf-8')
     return [f'bicl.{m} <api/{m}>' for _, m in chapters]
 
@@ -170,7 +170,7 @@ def add_all():
     SOURCE.mkdir(parents=True)
     names = public_names()
     chapters = sorted(p for p in NBS.glob('[0-9]*.ipynb'))
-    book = [f'{p.stem[:2]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters]
+    book = [f'{p.stem.split("_")[0]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters]
     more = {d: [add_notebook(p, names) for p in sorted((NBS/d).glob('[!_.]*.ipynb'))]
             for d in ('tutorials', 'experiments')}
     order = ['nbs/tutorials/quickstart'] # the rest by name

@@ -1,0 +1,169 @@
+"""The documentation as a reader meets it: built without warnings, then opened in a browser.
+
+The browser is Debian's chromium (or $CHROMIUM). Where there is none these tests are skipped, but
+not in CI, where a missing browser is a failure.
+"""
+import functools, http.server, os, shutil, subprocess, sys, threading
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group('docs') # one worker: the site is built once
+ROOT = Path(__file__).resolve().parent.parent
+SITE = ROOT/'_docs'
+FLAGS = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
+         '--disable-component-update --disable-sync').split()
+
+@pytest.fixture(scope='module')
+def site():
+    "Build the site with the command that `make docs` uses."
+    done = subprocess.run([sys.executable, ROOT/'nbs'/'_site'/'build.py', 'docs'], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return SITE
+
+# -------------------------------------------------------------------------------------- links
+
+class Page(HTMLParser):
+    "Links and anchors of a page."
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.ids = [], {''}
+        self.feed(path.read_text(encoding='utf-8'))
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.ids |= {a.get('id'), a.get('name')} - {None}
+        self.links += [v for k, v in a.items() if k in ('href', 'src') and v and tag != 'base']
+
+def test_links_resolve(site):
+    "Every link to a page, picture, file or heading of the site leads somewhere."
+    pages = {p.relative_to(site).as_posix(): Page(p) for p in site.rglob('*.html')
+             if '_static' not in p.parts}
+    assert len(pages) > 10
+    broken = []
+    for name, page in pages.items():
+        for link in page.links:
+            if urlsplit(link).scheme: continue
+            target, anchor = urldefrag(unquote(urljoin(name, link)))
+            target = target.split('?')[0]
+            if not (site/target).exists(): broken.append((name, link))
+            elif target in pages and anchor not in pages[target].ids: broken.append((name, link))
+    assert not broken
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    "Scripts, styles and pictures are all part of the site: it works without a network."
+    class Remote(Page):
+        def handle_starttag(self, tag, attrs):
+            a = dict(attrs)
+            if tag in ('script', 'img', 'link', 'iframe', 'source') and a.get('rel') not in ('canonical',):
+                self.links += [u for k in ('src', 'href') if urlsplit(u := a.get(k) or '').netloc]
+    found = [(p.name, Remote(p).links) for p in site.rglob('*.html') if Remote(p).links]
+    assert not found
+
+# ------------------------------------------------------------------------------------ browser
+
+@pytest.fixture(scope='module')
+def browser():
+    "Headless Chromium."
+    names = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
+    path = os.environ.get('CHROMIUM') or next(filter(None, map(shutil.which, names)), None)
+    if not path:
+        message = 'no browser: install chromium (or set CHROMIUM to one) to test the site as a reader sees it'
+        pytest.fail(message) if os.environ.get('CI') else pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        chromium = p.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+@pytest.fixture(scope='module')
+def address(site):
+    "The site on a port of this machine."
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args): pass
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{server.server_port}/'
+    server.shutdown()
+
+@pytest.fixture
+def tab(browser, address):
+    "A page that remembers everything that went wrong in it."
+    tab = browser.new_page(viewport=dict(width=1280, height=900))
+    tab.problems = []
+    tab.on('console', lambda m: m.type in ('error', 'warning') and tab.problems.append(f'console: {m.text}'))
+    tab.on('pageerror', lambda e: tab.problems.append(f'script: {e}'))
+    tab.on('requestfailed', lambda r: r.failure == 'net::ERR_ABORTED' or # left before the icon came
+           tab.problems.append(f'not loaded: {r.url} ({r.failure})'))
+    tab.on('response', lambda r: r.status >= 400 and tab.problems.append(f'{r.status}: {r.url}'))
+    tab.on('request', lambda r: r.url.startswith((address, 'data:')) or tab.problems.append(f'outside: {r.url}'))
+    yield tab
+    tab.close()
+
+LOOK = """async () => {
+    if (window.MathJax?.startup) await MathJax.startup.promise;
+    const imgs = [...document.querySelectorAll('article img')];
+    await Promise.all(imgs.map(i => i.decode().catch(() => 0)));
+    const size = i => Math.min(i.naturalWidth, i.naturalHeight, i.clientWidth, i.clientHeight);
+    return {
+        text: document.querySelector('article').innerText,
+        formulas: document.querySelectorAll('article .math').length,
+        typeset: document.querySelectorAll('article .math mjx-container').length,
+        wrong: [...document.querySelectorAll('mjx-merror')].map(e => e.innerText),
+        empty: imgs.filter(i => size(i) < 8).map(i => i.src),
+        figures: imgs.length,
+    }}"""
+
+def test_every_page_of_the_navigation(tab, address):
+    "Loads without errors, shows its mathematics and figures, and no directive."
+    tab.goto(address)
+    links = tab.eval_on_selector_all('.sidebar-tree a.reference.internal', 'all => all.map(a => a.href)')
+    urls = list(dict.fromkeys(urldefrag(u)[0] for u in [address + 'index.html', *links]))
+    expected = len(list((ROOT/'nbs').glob('[0-9]*.ipynb')))
+    assert len(urls) > expected, urls
+    seen = {}
+    for url in urls:
+        tab.goto(url)
+        seen[url.removeprefix(address)] = look = tab.evaluate(LOOK)
+        assert len(look['text']) > 100, f'{url} is empty'
+        assert look['formulas'] <= look['typeset'] and not look['wrong'], f'{url}: mathematics {look["wrong"]}'
+        assert not look['empty'], f'{url}: figures without size {look["empty"]}'
+        assert not [line for line in look['text'].splitlines() if line.strip().startswith('#|')], url
+        assert not tab.problems, f'{url}: {tab.problems}'
+    assert sum(s['typeset'] for s in seen.values()) > 10 and sum(s['figures'] for s in seen.values()) > 5
+
+def test_pages_fit_a_phone(browser, address, site):
+    "Nothing but wide code, tables and formulas scrolls sideways, and those inside their own box."
+    tab = browser.new_page(viewport=dict(width=390, height=800))
+    wide = {}
+    for p in sorted(site.rglob('*.html')):
+        if {'_static', '_modules'} & set(p.parts): continue
+        tab.goto(address + p.relative_to(site).as_posix())
+        if (n := tab.evaluate('document.documentElement.scrollWidth - window.innerWidth')) > 0: wide[p.name] = n
+    tab.close()
+    assert not wide
+
+def test_search(tab, address):
+    tab.goto(address)
+    tab.fill('.sidebar-search', 'reservoir')
+    tab.press('.sidebar-search', 'Enter')
+    tab.wait_for_selector('#search-results li a')
+    tab.wait_for_function("document.querySelector('#search-results').innerText.includes('finished searching')"
+                          " || document.querySelectorAll('#search-results li').length > 1")
+    found = tab.eval_on_selector_all('#search-results li a', 'all => all.map(a => a.href)')
+    assert any('03_memory' in u for u in found), found
+    assert not tab.problems
+
+def test_dark_and_light(browser, address):
+    "The page follows the reader's setting, and the button changes it."
+    seen = []
+    for scheme in ('light', 'dark'):
+        tab = browser.new_page(color_scheme=scheme)
+        tab.goto(address)
+        for click in (False, True):
+            if click: tab.locator('.theme-toggle:visible').first.click()
+            seen.append(tab.evaluate('getComputedStyle(document.body).backgroundColor'))
+        tab.close()
+    light, light_clicked, dark, dark_clicked = seen
+    assert light != dark and (light_clicked, dark_clicked) == (dark, light)
