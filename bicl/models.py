@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['Linear', 'MLP', 'losses', 'accuracy', 'Split', 'VerticalMLP', 'split', 'Replicated']
 
-# %% ../nbs/04_models.ipynb #83874fbf
-import copy
+# %% ../nbs/04_models.ipynb #67a8abe2
 from dataclasses import dataclass
 from math import sqrt
 
@@ -173,7 +172,7 @@ def _place(root:nn.Module, name:str, value):
     if isinstance(value, nn.Parameter): root.register_parameter(leaf, value)
     else: root.register_buffer(leaf, value)
 
-# %% ../nbs/04_models.ipynb #f3fb365c
+# %% ../nbs/04_models.ipynb #fd37f4bf
 class Replicated(nn.Module):
     "A user's own module, one copy per seed, run by `torch.func.vmap`."
     def __init__(self,
@@ -190,7 +189,7 @@ class Replicated(nn.Module):
         if len({id(m) for m in made}) < len(made):
             raise ValueError('the factory returned the same module twice; it must build a new one')
         _check_replicable(made[0])
-        self._plan = [copy.deepcopy(made[0]).to('meta')] # in a list: its parameters are not ours
+        self._plan = [made[0]] # in a list, so that its parameters are not ours
         for n, p in made[0].named_parameters():
             v = torch.stack([m.get_parameter(n).detach() for m in made])
             _place(self, n, nn.Parameter(v, requires_grad=p.requires_grad))
@@ -200,4 +199,4 @@ class Replicated(nn.Module):
     def forward(self, x:Tensor)->Tensor: # x `[R, B, …]` or `[1, B, …]`
         state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         x = x.expand(len(next(iter(state.values()))), *x.shape[1:])
-        return vmap(lambda s, x: functional_call(self._plan[0], s, (x,)))(state, x)
+        return vmap(lambda s, x: functional_call(self._plan[0], s, (x,), strict=True))(state, x)
