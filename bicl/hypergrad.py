@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OUTER', 'METHODS', 'SGD', 'Adam', 'Slots', 'reduce', 'sample_weights', 'flatten', 'unflatten', 'Autograd',
            'layers_of', 'trunk', 'trunk_back', 'one_hot', 'mlp_grads', 'mlp_step', 'Features', 'CrossEntropy', 'Round',
-           'hypergradient', 'head_round']
+           'hypergradient', 'head_weights', 'head_round']
 
 # %% ../nbs/05_hypergrad.ipynb #83355ad8
 from dataclasses import dataclass
@@ -62,24 +62,19 @@ class Adam:
         d = r + eps
         return torch.addcdiv(w, m, d, value=-kappa), dict(m=m, v=v, step=k), (g, m, r, d, kappa)
 
-# %% ../nbs/05_hypergrad.ipynb #f27ab158
+# %% ../nbs/05_hypergrad.ipynb #54296408
 @patch
 def back(self:Adam, alpha:Tensor, note, carry=None):
     "The adjoint of the gradient of this step: a vector, a factor, and what to carry on."
     (g, m, r, d, kappa), (b1, b2) = note, self.betas
     a = alpha/d
-    t = m/torch.addcmul(_tiny(r.dtype, r.device), r, d)
+    t = m/(r*d).add_(1e-35)
     if carry is None: mu, nu = a, a*t
     else:
         mu, nu, later = carry
         nu = (nu*(b2*later/kappa)).addcmul_(a, t)
         mu = a.add_(mu, alpha=b1*later/kappa)
     return torch.addcmul(mu, g, nu, value=-(1 - b2)/(1 - b1)), -(1 - b1)*kappa, (mu, nu, kappa)
-
-@lru_cache
-def _tiny(dtype, device)->Tensor:
-    "The smallest normal number, on the device."
-    return torch.tensor(torch.finfo(dtype).tiny, dtype=dtype, device=device)
 
 # %% ../nbs/05_hypergrad.ipynb #b90a7017
 @patch
@@ -186,11 +181,11 @@ def _reverse(
             problem.pull(k, V, scale, alpha if k else None)     # lines 15 and 16
     return w, state
 
-# %% ../nbs/05_hypergrad.ipynb #f7d70766
+# %% ../nbs/05_hypergrad.ipynb #661c57a6
 def _implicit(problem, w:Tensor, alpha:Tensor, solve='cg', steps=20, damping=0.01, lr=0.1):
     "Subtract the mixed product with the solution of (Hessian + damping)·u = alpha."
     problem.inner(w)
-    dot = lambda a, b: (a*b).sum(1, keepdim=True)
+    dot = lambda a, b: (a*b).sum(tuple(range(1, w.dim())), keepdim=True)
     mul = lambda u: problem.pull(-1, u, 1., u*damping, mixed=False)
     if solve == 'neumann':
         u = term = alpha*lr
@@ -271,7 +266,10 @@ def inner_loss(self:Autograd)->Tensor: return self.tape[0][2]
 @patch(as_prop=True)
 def outer_loss(self:Autograd)->Tensor: return self.f.detach()
 
-# %% ../nbs/05_hypergrad.ipynb #e356b157
+# %% ../nbs/05_hypergrad.ipynb #28e0fa6c
+@lru_cache
+def _ones(R:int, B:int, dtype, device)->Tensor: return torch.ones(R, B, 1, dtype=dtype, device=device)
+
 def layers_of(model:MLP)->list:
     "Weight and bias of every layer of an `MLP`."
     return [(l.weight, l.bias) for l in model.layers]
@@ -285,7 +283,7 @@ def trunk(
     for W, b in layers: hs.append(torch.baddbmm(b, hs[-1], W).relu_())
     return hs
 
-# %% ../nbs/05_hypergrad.ipynb #43474f8e
+# %% ../nbs/05_hypergrad.ipynb #e31c9aef
 def trunk_back(
     layers:list, # (weight, bias) of every hidden layer
     hs:list, # what `trunk` returned
@@ -293,7 +291,7 @@ def trunk_back(
     lr:float|None=None, # step in place with this rate, instead of returning gradients
 )->list: # (weight, bias) gradients of every layer, if there is no `lr`
     "Backward through ReLU layers: gradients, or a step in place."
-    grads, ones = [], delta.new_ones(*delta.shape[:2], 1).mT
+    grads, ones = [], _ones(*delta.shape[:2], delta.dtype, delta.device).mT
     for i in reversed(range(len(layers))):
         W, b = layers[i]
         delta.mul_(hs[i + 1].sign())
@@ -317,16 +315,17 @@ def one_hot(
     "Labels as indicator vectors, classes before samples."
     return _eye(C, dtype, y.device).index_select(0, y.reshape(-1)).view(*y.shape, C).mT
 
-# %% ../nbs/05_hypergrad.ipynb #ee107488
+# %% ../nbs/05_hypergrad.ipynb #47e62aea
 def _mlp(model:MLP, x:Tensor, y:Tensor, weight, lr):
     "Forward and backward; gradients by layer if `lr` is None, else a step in place."
     *hidden, (W, b) = layers_of(model)
     hs = trunk(hidden, x.expand(len(W), -1, -1))
     h, WT, n = hs[-1], W.mT, x.shape[1]
     logits = torch.baddbmm(b.mT, WT, h.mT)
-    e = logits.softmax(1).sub_(one_hot(y.expand(len(W), -1), W.shape[2], W.dtype))
+    y = y.expand(len(W), -1)
+    e = logits.softmax(1).sub_(one_hot(y, W.shape[2], W.dtype))
     e = (e.div_(n) if weight is None else e.mul_(weight[:, None])).mT
-    delta, ones = torch.bmm(e, WT), e.new_ones(*e.shape[:2], 1).mT
+    delta, ones = torch.bmm(e, WT), _ones(*y.shape, e.dtype, e.device).mT
     if lr is None: top = torch.bmm(h.mT, e), torch.bmm(ones, e)
     else:
         W.baddbmm_(h.mT, e, alpha=-lr)
@@ -356,7 +355,7 @@ def mlp_step(
     "One step of plain gradient descent of every replica, in place."
     return _mlp(model, x, y, weight, lr)[1]
 
-# %% ../nbs/05_hypergrad.ipynb #b7e6af37
+# %% ../nbs/05_hypergrad.ipynb #d4b18110
 class Features:
     "The bilevel problem of the head split, with λ seen only through the features."
     def __init__(self,
@@ -367,22 +366,23 @@ class Features:
         C:int, # classes
         outer='mean', temperature=1.,
     ):
-        self.layers, self.kind, self.n, self.C = layers, (outer, temperature), n, C
-        self.tape, self.indirect, sizes = [], None, [n, y.shape[1] - n]
+        self.layers, self.kind, self.n = layers, (outer, temperature), n
+        self.tape, self.indirect = [], None
         self.hs = trunk(layers, x)
-        H = torch.cat([self.hs[-1], x.new_ones(*y.shape, 1)], 2)
-        self.HT, self.HvT = H.mT.split(sizes, 2)
-        self.Y, self.Yv = one_hot(y, C, x.dtype).split(sizes, 2)
+        H = torch.cat([self.hs[-1], _ones(*y.shape, x.dtype, x.device)], 2)
+        HT, Y, m = H.mT, one_hot(y, C, x.dtype), y.shape[1] - n
+        self.HT, self.HvT = HT.narrow(2, 0, n), HT.narrow(2, n, m)
+        self.Y, self.Yv = Y.narrow(2, 0, n), Y.narrow(2, n, m)
 
     def inner(self, w:Tensor)->Tensor:
-        wT = w.view(len(w), -1, self.C).mT
+        wT = w.mT
         Z = torch.bmm(wT, self.HT)
         P = Z.softmax(1)
         ET = (P - self.Y).div_(self.n).mT
         self.tape.append((wT, Z, P, ET))
-        return torch.bmm(self.HT, ET).view(w.shape)
+        return torch.bmm(self.HT, ET)
 
-# %% ../nbs/05_hypergrad.ipynb #2cb33209
+# %% ../nbs/05_hypergrad.ipynb #50f2a184
 def _losses(Z:Tensor, Y:Tensor)->Tensor:
     "Cross-entropy of every sample from logits and indicators `[R, C, B]`."
     return Z.logsumexp(1) - (Z*Y).sum(1)
@@ -390,27 +390,27 @@ def _losses(Z:Tensor, Y:Tensor)->Tensor:
 @patch
 def outer(self:Features, w:Tensor)->Tensor:
     "The derivative of the outer loss with respect to w; starts Δ on the validation samples."
-    wT = w.view(len(w), -1, self.C).mT
+    wT = w.mT
     self.Zv = torch.bmm(wT, self.HvT)
     E = self.Zv.softmax(1).sub_(self.Yv)
     if self.kind[0] == 'mean': E.div_(E.shape[2])
     else: E.mul_(sample_weights(_losses(self.Zv, self.Yv), *self.kind)[:, None])
     ET = E.mT
     self.direct = torch.bmm(ET, wT)
-    return torch.bmm(self.HvT, ET).view(w.shape)
+    return torch.bmm(self.HvT, ET)
 
 @patch
 def pull(self:Features, k:int, V:Tensor, scale:float, alpha=None, mixed=True):
     "Add `scale` times the mixed product to Δ, and the Hessian product to `alpha`."
     wT, _, P, ET = self.tape[k]
-    VT = V.view(len(V), -1, self.C).mT
+    VT = V.mT
     PS = torch.bmm(VT, self.HT).mul_(P)
     DT = PS.addcmul_(P, PS.sum(1, keepdim=True), value=-1).mT
     s = scale/self.n
     if mixed and self.indirect is None:
         self.indirect = torch.bmm(ET, VT).baddbmm_(DT, wT, beta=scale, alpha=s)
     elif mixed: self.indirect.baddbmm_(ET, VT, alpha=scale).baddbmm_(DT, wT, alpha=s)
-    if alpha is not None: alpha.view(len(V), -1, self.C).baddbmm_(self.HT, DT, alpha=s)
+    if alpha is not None: alpha.baddbmm_(self.HT, DT, alpha=s)
     return alpha
 
 # %% ../nbs/05_hypergrad.ipynb #e9f6bbbf
@@ -467,7 +467,7 @@ class Round:
         "Validation loss after the inner steps, `[R]`."
         return self.problem.outer_loss
 
-# %% ../nbs/05_hypergrad.ipynb #6fa308ce
+# %% ../nbs/05_hypergrad.ipynb #911c9164
 def _check(K:int, method:str, outer:str, temperature:float):
     "Say early what is wrong with the settings of a round."
     if K < 1 or K != int(K): raise ValueError(f'K={K}: at least one inner step is needed')
@@ -494,13 +494,19 @@ def hypergradient(
 )->Round:
     "K inner steps on w, and the hypergradient of the outer loss with respect to λ."
     _check(K, method, outer, temperature)
-    head = isinstance(loss, CrossEntropy) and loss.is_head(lam, w)
-    if form == 'features' and not head: raise ValueError('the feature form needs CrossEntropy(MLP) and the head split')
-    if head and form != 'general': problem = _features(loss, lam, w, tr, val, outer, temperature)
-    else: problem = Autograd(loss, lam, w, tr, val, outer, temperature)
+    head = isinstance(loss, CrossEntropy) and loss.is_head(lam, w) and form != 'general'
+    if form == 'features' and not head:
+        raise ValueError('form="features" needs CrossEntropy of an MLP, and w must be its head')
+    problem = (_features if head else Autograd)(loss, lam, w, tr, val, outer, temperature)
     flat = flatten(w)
-    flat, state = _reverse(problem, flat, inner, state or inner.init(flat), K, method, adjoint_lr, solver)
-    return Round(unflatten(flat, w), state, problem, problem.grad())
+    start = flat.view(len(flat), -1, loss.model.sizes[-1]) if head else flat
+    state = _like(state or inner.init(flat), start)
+    end, state = _reverse(problem, start, inner, state, K, method, adjoint_lr, solver)
+    return Round(unflatten(end.view_as(flat), w), _like(state, flat), problem, problem.grad())
+
+def _like(state:dict, w:Tensor)->dict:
+    "The state with its tensors in the shape of `w`."
+    return {k: v.view_as(w) if isinstance(v, Tensor) else v for k, v in state.items()}
 
 def _features(loss, lam, w, tr, val, outer, temperature)->Features:
     "The feature-space problem for batches (x, y)."
@@ -509,7 +515,15 @@ def _features(loss, lam, w, tr, val, outer, temperature)->Features:
     ps = list(lam.values())
     return Features(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, outer, temperature)
 
-# %% ../nbs/05_hypergrad.ipynb #5be3a8a0
+# %% ../nbs/05_hypergrad.ipynb #b9cc0739
+def head_weights(
+    model:MLP, # the network
+)->Tensor: # `[R, h+1, C]`
+    "The head's weights with its bias as the last row: w of the head split, as one matrix."
+    W, b = layers_of(model)[-1]
+    return torch.cat([W.detach(), b.detach()], 1)
+
+# %% ../nbs/05_hypergrad.ipynb #e12ab40e
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place
@@ -517,7 +531,7 @@ def head_round(
     y:Tensor, # their labels, `[R, B]`
     n:int, # how many of them are for training
     inner, # `SGD` or `Adam`
-    state:dict, # its state
+    state:dict, # its state, at first `inner.init(head_weights(model))`
     K:int=1, # inner steps
     method:str='exact', # as in `hypergradient`
     outer:str='mean', # as in `hypergradient`
@@ -529,9 +543,7 @@ def head_round(
     "Lines 10 to 18 of Algorithm 1 on one training and one validation batch."
     *hidden, (W, b) = layers_of(model)
     problem = Features(hidden, x, y, n, W.shape[2], outer, temperature)
-    w = torch.cat([W, b], 1).view(len(W), -1)
-    w, state = _reverse(problem, w, inner, state, K, method, adjoint_lr, solver)
-    new = w.view(len(w), -1, W.shape[2])
-    W.copy_(new[:, :-1])
-    b.copy_(new[:, -1:])
+    w, state = _reverse(problem, torch.cat([W, b], 1), inner, state, K, method, adjoint_lr, solver)
+    W.copy_(w[:, :-1])
+    b.copy_(w[:, -1:])
     return Round(w, state, problem, problem.grad() if lr is None else problem.back(lr) and None)
