@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CHOICES', 'BiCLSettings', 'deal', 'Draw', 'Average', 'BiCL', 'bicl_preset']
 
-# %% ../nbs/08_bicl.ipynb #fe0cb3ed
+# %% ../nbs/08_bicl.ipynb #10dcbca1
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .core import Rng
-from .hypergrad import SGD, Adam, CrossEntropy, Slots, flatten, head_round, hypergradient
+from .hypergrad import (
+    SGD, Adam, CrossEntropy, Slots, flatten, head_round, head_weights, hypergradient)
 from .learner import Learner, register_method
 from .memory import KCenter, Reservoir, Ring, SplitMemory
 from .models import MLP, VerticalMLP, split
 from .reptile import Level
 from .streams import Block
 
-# %% ../nbs/08_bicl.ipynb #3ddaee1f
+# %% ../nbs/08_bicl.ipynb #6e2d776e
 CHOICES = dict(store=('reservoir', 'ring', 'k-center'), bisection=('fresh', 'fixed'),
     inner=('adam', 'sgd'), outer=('sgd', 'adam'), split=('head', 'reversed', 'vertical'),
     hypergradient=('exact', 'printed', 'implicit', 'first-order'), outer_loss=('mean', 'max', 'softmax'))
@@ -35,12 +36,12 @@ def _check(s):
         if getattr(s, k) < 1: raise ValueError(f'{k}={getattr(s, k)} must be at least 1')
     for k in ('replayed', 'average', 'adjoint_lr'):
         if getattr(s, k) < 0: raise ValueError(f'{k}={getattr(s, k)} must not be negative')
-    for k in ('rounds', 'inner_lr', 'outer_lr', 'temperature'):
+    for k in ('rounds', 'inner_lr', 'outer_lr', 'temperature', 'damping'):
         if not getattr(s, k) > 0: raise ValueError(f'{k}={getattr(s, k)} must be positive')
     if s.separate and s.store == 'ring':
         raise ValueError('store="ring" has no separate parts; use separate=False or another store')
 
-# %% ../nbs/08_bicl.ipynb #3b0b5ee9
+# %% ../nbs/08_bicl.ipynb #0b77bd1b
 @dataclass
 class BiCLSettings:
     "All choices of Algorithm 1; the defaults are the tuned ones."
@@ -56,6 +57,7 @@ class BiCLSettings:
     inner_lr:float=.001 # its step size
     hypergradient:str='exact' # "exact", "printed", "implicit" or "first-order" (lines 12–17)
     adjoint_lr:float=0. # η of lines 15, 16 if "printed"; 0 means inner_lr
+    damping:float=1. # added to the Hessian's diagonal if "implicit"
     outer:str='sgd' # outer solver, "sgd" or "adam" (line 18)
     outer_lr:float=.1 # its step size
     outer_loss:str='mean' # over the validation batch: "mean", "max" or "softmax"
@@ -146,7 +148,7 @@ def _network(s:BiCLSettings, info, rng:Rng):
 
 def _solver(name:str, lr:float): return dict(sgd=SGD, adam=Adam)[name](lr)
 
-# %% ../nbs/08_bicl.ipynb #f7618e17
+# %% ../nbs/08_bicl.ipynb #6e168677
 class BiCL(Learner):
     "Bilevel continual learning: Algorithm 1 on all replicas at once."
     def __init__(self,
@@ -162,8 +164,9 @@ class BiCL(Learner):
         self.M, self.draws = _memory(s, info, self.rng('memory')), self.rng('batches')
         self.fast = type(self.model) is MLP and s.split == 'head' and rule is None
         lam, w = self.theta
+        start = head_weights(self.model) if self.fast else flatten(w)
         self.inner, self.outer = _solver(s.inner, s.inner_lr), _solver(s.outer, s.outer_lr)
-        self.inner_state, self.outer_state = Slots(self.inner, flatten(w)), Slots(self.outer, lam)
+        self.inner_state, self.outer_state = Slots(self.inner, start), Slots(self.outer, lam)
         self.block_level = Level(lam.values(), w.values(), s.beta_lam, s.beta_w)
         self.task_level = Level(lam.values(), w.values(), s.task_beta_lam, s.task_beta_w)
         if s.average: self.mean = Average(lam | w, s.average)
@@ -204,13 +207,14 @@ def batch_sample(self:BiCL, block:Block)->tuple: # batches of all rounds, and ho
         if len(M) and s.replayed: parts.append((M.x, M.y, M.indices(b, s.replayed)))
     return Draw(parts), sum(p[2].shape[2] for p in parts[:len(parts)//2])
 
-# %% ../nbs/08_bicl.ipynb #2281fbd7
+# %% ../nbs/08_bicl.ipynb #4154bf4b
 @patch
 def round(self:BiCL, x:Tensor, y:Tensor, n_tr:int, lam:dict, w:dict): # losses, see `Round`
     "Lines 10 to 17: K inner steps on w, then one outer step on λ; both in place."
     s = self.settings
     how = dict(K=s.K, method=s.hypergradient, outer=s.outer_loss, temperature=s.temperature,
                adjoint_lr=s.adjoint_lr or None)
+    if s.hypergradient == 'implicit': how['damping'] = s.damping
     state = self.inner_state.get()
     if self.fast:
         r = head_round(self.model, x, y, n_tr, self.inner, state,
