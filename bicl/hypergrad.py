@@ -154,7 +154,7 @@ def sample_weights(l:Tensor, outer:str='mean', temperature:float=1.)->Tensor:
     if outer == 'softmax' and temperature > 0: return (l/temperature).softmax(1)
     return reduce(l, outer, temperature) # says what is wrong
 
-# %% ../nbs/05_hypergrad.ipynb #3c8afe34
+# %% ../nbs/05_hypergrad.ipynb #82006a2d
 METHODS = ('exact', 'printed', 'implicit', 'first-order')
 
 def _reverse(
@@ -167,8 +167,9 @@ def _reverse(
     adjoint_lr:float|None, # η of the printed lines 15 and 16
     solver:dict, # options of `implicit`
 ): # weights and state after the inner steps; the problem now holds p
-    "Lines 10 to 17 of Algorithm 1."
-    notes, carry = [], None
+    "Lines 10 to 16 of Algorithm 1."
+    carry, notes = None, []
+    problem.notes = notes
     for k in range(K):                                          # line 10
         w, state, note = inner.step(w, problem.inner(w), state) # line 11
         notes.append(note)
@@ -266,9 +267,11 @@ def inner_loss(self:Autograd)->Tensor: return self.tape[0][2]
 @patch(as_prop=True)
 def outer_loss(self:Autograd)->Tensor: return self.f.detach()
 
-# %% ../nbs/05_hypergrad.ipynb #28e0fa6c
+# %% ../nbs/05_hypergrad.ipynb #a37fa570
 @lru_cache
-def _ones(R:int, B:int, dtype, device)->Tensor: return torch.ones(R, B, 1, dtype=dtype, device=device)
+def _ones(R:int, B:int, dtype, device)->Tensor:
+    "A column of ones per replica, made once."
+    return torch.ones(R, B, 1, dtype=dtype, device=device)
 
 def layers_of(model:MLP)->list:
     "Weight and bias of every layer of an `MLP`."
@@ -303,9 +306,11 @@ def trunk_back(
         delta = below
     return grads[::-1]
 
-# %% ../nbs/05_hypergrad.ipynb #370f6cc7
+# %% ../nbs/05_hypergrad.ipynb #7ec6da89
 @lru_cache
-def _eye(n:int, dtype, device)->Tensor: return torch.eye(n, dtype=dtype, device=device)
+def _eye(n:int, dtype, device)->Tensor:
+    "The identity matrix, made once."
+    return torch.eye(n, dtype=dtype, device=device)
 
 def one_hot(
     y:Tensor, # labels, `[R, B]`
@@ -315,7 +320,12 @@ def one_hot(
     "Labels as indicator vectors, classes before samples."
     return _eye(C, dtype, y.device).index_select(0, y.reshape(-1)).view(*y.shape, C).mT
 
-# %% ../nbs/05_hypergrad.ipynb #47e62aea
+# %% ../nbs/05_hypergrad.ipynb #1edce7b0
+def _named(grads:list)->dict:
+    "Gradients by parameter name, from (weight, bias) by layer."
+    return {f'layers.{i}.{k}': g for i, gs in enumerate(grads)
+            for k, g in zip(('weight', 'bias'), gs)}
+
 def _mlp(model:MLP, x:Tensor, y:Tensor, weight, lr):
     "Forward and backward; gradients by layer if `lr` is None, else a step in place."
     *hidden, (W, b) = layers_of(model)
@@ -342,7 +352,7 @@ def mlp_grads(
 ): # a dictionary of gradients by name, and the logits `[R, B, C]`
     "The gradient of the mean cross-entropy of every replica, without autograd."
     grads, logits = _mlp(model, x, y, weight, None)
-    return {f'layers.{i}.{k}': g for i, gs in enumerate(grads) for k, g in zip(('weight', 'bias'), gs)}, logits
+    return _named(grads), logits
 
 @torch.no_grad()
 def mlp_step(
@@ -355,7 +365,7 @@ def mlp_step(
     "One step of plain gradient descent of every replica, in place."
     return _mlp(model, x, y, weight, lr)[1]
 
-# %% ../nbs/05_hypergrad.ipynb #d4b18110
+# %% ../nbs/05_hypergrad.ipynb #b5f89879
 class Features:
     "The bilevel problem of the head split, with λ seen only through the features."
     def __init__(self,
@@ -371,6 +381,8 @@ class Features:
         self.hs = trunk(layers, x)
         H = torch.cat([self.hs[-1], _ones(*y.shape, x.dtype, x.device)], 2)
         HT, Y, m = H.mT, one_hot(y, C, x.dtype), y.shape[1] - n
+        if n < 1 or m < 1:
+            raise ValueError(f'{n} of {n + m} samples are for training; both parts need at least one')
         self.HT, self.HvT = HT.narrow(2, 0, n), HT.narrow(2, n, m)
         self.Y, self.Yv = Y.narrow(2, 0, n), Y.narrow(2, n, m)
 
@@ -378,11 +390,11 @@ class Features:
         wT = w.mT
         Z = torch.bmm(wT, self.HT)
         P = Z.softmax(1)
-        ET = (P - self.Y).div_(self.n).mT
+        ET = (P - self.Y).mT
         self.tape.append((wT, Z, P, ET))
-        return torch.bmm(self.HT, ET)
+        return torch.baddbmm(w, self.HT, ET, beta=0, alpha=1/self.n)
 
-# %% ../nbs/05_hypergrad.ipynb #50f2a184
+# %% ../nbs/05_hypergrad.ipynb #efe2d73c
 def _losses(Z:Tensor, Y:Tensor)->Tensor:
     "Cross-entropy of every sample from logits and indicators `[R, C, B]`."
     return Z.logsumexp(1) - (Z*Y).sum(1)
@@ -408,12 +420,12 @@ def pull(self:Features, k:int, V:Tensor, scale:float, alpha=None, mixed=True):
     DT = PS.addcmul_(P, PS.sum(1, keepdim=True), value=-1).mT
     s = scale/self.n
     if mixed and self.indirect is None:
-        self.indirect = torch.bmm(ET, VT).baddbmm_(DT, wT, beta=scale, alpha=s)
-    elif mixed: self.indirect.baddbmm_(ET, VT, alpha=scale).baddbmm_(DT, wT, alpha=s)
+        self.indirect = torch.bmm(ET, VT).baddbmm_(DT, wT, beta=s, alpha=s)
+    elif mixed: self.indirect.baddbmm_(ET, VT, alpha=s).baddbmm_(DT, wT, alpha=s)
     if alpha is not None: alpha.baddbmm_(self.HT, DT, alpha=s)
     return alpha
 
-# %% ../nbs/05_hypergrad.ipynb #e9f6bbbf
+# %% ../nbs/05_hypergrad.ipynb #7d1e00cc
 @patch
 def back(self:Features, lr:float|None=None)->list:
     "From Δ to the hypergradient by layer, or to a step of λ in place."
@@ -424,14 +436,14 @@ def back(self:Features, lr:float|None=None)->list:
 @patch
 def grad(self:Features)->dict:
     "The hypergradient, by name."
-    return {f'layers.{i}.{k}': g for i, gs in enumerate(self.back()) for k, g in zip(('weight', 'bias'), gs)}
+    return _named(self.back())
 
 @patch(as_prop=True)
 def inner_loss(self:Features)->Tensor: return _losses(self.tape[0][1], self.Y).mean(1)
 @patch(as_prop=True)
 def outer_loss(self:Features)->Tensor: return reduce(_losses(self.Zv, self.Yv), *self.kind)
 
-# %% ../nbs/05_hypergrad.ipynb #e08ead28
+# %% ../nbs/05_hypergrad.ipynb #d68921d4
 class CrossEntropy:
     "The cross-entropy of every sample, as a function of λ, w and a batch (x, y)."
     def __init__(self,
@@ -446,8 +458,8 @@ class CrossEntropy:
     def is_head(self, lam:dict, w:dict)->bool:
         "Is w the output layer of an `MLP`, and λ everything below?"
         if type(self.model) is not MLP: return False
-        *below, last = [[f'layers.{i}.weight', f'layers.{i}.bias'] for i in range(len(self.model.layers))]
-        return list(w) == last and list(lam) == sum(below, [])
+        names = [k for k, _ in self.model.named_parameters()]
+        return list(w) == names[-2:] and list(lam) == names[:-2]
 
 # %% ../nbs/05_hypergrad.ipynb #01e5d9df
 @dataclass
@@ -467,11 +479,12 @@ class Round:
         "Validation loss after the inner steps, `[R]`."
         return self.problem.outer_loss
 
-# %% ../nbs/05_hypergrad.ipynb #911c9164
+# %% ../nbs/05_hypergrad.ipynb #18b854d2
 def _check(K:int, method:str, outer:str, temperature:float):
     "Say early what is wrong with the settings of a round."
     if K < 1 or K != int(K): raise ValueError(f'K={K}: at least one inner step is needed')
-    if method not in METHODS: raise ValueError(f'method {method!r} is unknown; use one of {METHODS}')
+    if method not in METHODS:
+        raise ValueError(f'method {method!r} is unknown; use one of {METHODS}')
     if outer not in OUTER: raise ValueError(f'outer loss {outer!r} is unknown; use one of {OUTER}')
     if not temperature > 0: raise ValueError(f'temperature must be positive, not {temperature}')
 
@@ -523,7 +536,7 @@ def head_weights(
     W, b = layers_of(model)[-1]
     return torch.cat([W.detach(), b.detach()], 1)
 
-# %% ../nbs/05_hypergrad.ipynb #e12ab40e
+# %% ../nbs/05_hypergrad.ipynb #81db4aa7
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place
@@ -540,10 +553,13 @@ def head_round(
     adjoint_lr:float|None=None, # η of "printed"; the inner solver's if not given
     **solver, # options of "implicit"
 )->Round:
-    "Lines 10 to 18 of Algorithm 1 on one training and one validation batch."
+    "Lines 10 to 17 of Algorithm 1 on one training and one validation batch."
+    _check(K, method, outer, temperature)
     *hidden, (W, b) = layers_of(model)
     problem = Features(hidden, x, y, n, W.shape[2], outer, temperature)
     w, state = _reverse(problem, torch.cat([W, b], 1), inner, state, K, method, adjoint_lr, solver)
     W.copy_(w[:, :-1])
     b.copy_(w[:, -1:])
-    return Round(w, state, problem, problem.grad() if lr is None else problem.back(lr) and None)
+    if lr is None: return Round(w, state, problem, problem.grad())
+    problem.back(lr) # line 17, with the right sign
+    return Round(w, state, problem)
