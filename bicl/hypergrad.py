@@ -37,7 +37,7 @@ class SGD:
         "Step in place, for use as an outer optimiser."
         w.sub_(g, alpha=self.lr)
 
-# %% ../nbs/05_hypergrad.ipynb #581dfab6
+# %% ../nbs/05_hypergrad.ipynb #5dfbe329
 @dataclass(frozen=True)
 class Adam:
     "ADAM with bias correction; its state is `m`, `v` and the number of steps."
@@ -50,14 +50,14 @@ class Adam:
 
     def _kappa(self, k:int):
         "Step size and epsilon of step `k`, with the bias corrections folded in."
-        (b1, b2), c = self.betas, (1 - self.betas[1]**k)**0.5
+        b1, c = self.betas[0], (1 - self.betas[1]**k)**0.5
         return self.lr*c/(1 - b1**k), self.eps*c
 
     def step(self, w:Tensor, g:Tensor, state:dict):
         (b1, b2), k = self.betas, state['step'] + 1
         kappa, eps = self._kappa(k)
         m = torch.lerp(state['m'], g, 1 - b1)
-        v = (state['v']*b2).addcmul_(g, g, value=1 - b2)
+        v = torch.lerp(state['v'], g*g, 1 - b2)
         r = v.sqrt()
         d = r + eps
         return torch.addcdiv(w, m, d, value=-kappa), dict(m=m, v=v, step=k), (g, m, r, d, kappa)
@@ -365,7 +365,7 @@ def mlp_step(
     "One step of plain gradient descent of every replica, in place."
     return _mlp(model, x, y, weight, lr)[1]
 
-# %% ../nbs/05_hypergrad.ipynb #b5f89879
+# %% ../nbs/05_hypergrad.ipynb #07554e01
 class Features:
     "The bilevel problem of the head split, with λ seen only through the features."
     def __init__(self,
@@ -383,8 +383,8 @@ class Features:
         HT, Y, m = H.mT, one_hot(y, C, x.dtype), y.shape[1] - n
         if n < 1 or m < 1:
             raise ValueError(f'{n} of {n + m} samples are for training; both parts need at least one')
-        self.HT, self.HvT = HT.narrow(2, 0, n), HT.narrow(2, n, m)
-        self.Y, self.Yv = Y.narrow(2, 0, n), Y.narrow(2, n, m)
+        self.HT, self.HvT = HT.split_with_sizes((n, m), 2)
+        self.Y, self.Yv = Y.split_with_sizes((n, m), 2)
 
     def inner(self, w:Tensor)->Tensor:
         wT = w.mT
@@ -536,7 +536,7 @@ def head_weights(
     W, b = layers_of(model)[-1]
     return torch.cat([W.detach(), b.detach()], 1)
 
-# %% ../nbs/05_hypergrad.ipynb #81db4aa7
+# %% ../nbs/05_hypergrad.ipynb #b1d7889b
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place
@@ -558,8 +558,7 @@ def head_round(
     *hidden, (W, b) = layers_of(model)
     problem = Features(hidden, x, y, n, W.shape[2], outer, temperature)
     w, state = _reverse(problem, torch.cat([W, b], 1), inner, state, K, method, adjoint_lr, solver)
-    W.copy_(w[:, :-1])
-    b.copy_(w[:, -1:])
+    for old, new in zip((W, b), w.split_with_sizes((W.shape[1], 1), 1)): old.copy_(new)
     if lr is None: return Round(w, state, problem, problem.grad())
     problem.back(lr) # line 17, with the right sign
     return Round(w, state, problem)
