@@ -88,6 +88,17 @@ def test_readme_links_exist():
     links = re.findall(r'\]\(([^)#\s]+)', (ROOT/'README.md').read_text(encoding='utf-8'))
     assert links and not [x for x in links if ':' not in x and not (ROOT/x).exists()]
 
+def test_readme_example_runs():
+    "The code for one's own stream, on three small arrays."
+    import numpy as np
+    code, = re.findall(r'```python\n(.*?)```', (ROOT/'README.md').read_text(encoding='utf-8'), re.S)
+    gen = np.random.default_rng(100)
+    task, y = np.repeat([0, 1], 60), np.tile([0, 1, 2], 40)
+    x = gen.normal(size=(120, 8)).astype('float32') + 3 * np.eye(8, dtype='float32')[y]
+    names = dict(x=x, y=y, task=task)
+    exec(code, names)
+    assert names['run'].accuracy.shape == (5, 3, 2) and names['run'].accuracy[:, -1].mean() > 60
+
 # --------------------------------------------------------------------------------------- code
 
 def test_ruff(): run(sys.executable, '-m', 'ruff', 'check', 'bicl', 'tests', 'nbs/_site', 'setup.py')

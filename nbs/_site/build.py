@@ -141,28 +141,35 @@ def add_api(chapters):
     return [f'bicl.{m} <api/{m}>' for _, m in chapters]
 
 def add_reports():
-    "Every Markdown page below reports/, and one page with the figures that none of them shows."
+    "The Markdown pages below reports/: each folder's index.md, with its other pages below it."
     src, out = ROOT/'reports', SOURCE/'reports'
     out.mkdir()
     if src.exists():
-        shutil.copytree(src, out, dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns('*.ipynb', '*.tmp', '.*', 'checkpoints', 'runs'))
-    pages = sorted(out.rglob('*.md'), key=lambda p: (p.name != 'index.md', len(p.parts), p))
-    text = '\n'.join(p.read_text(encoding='utf-8') for p in pages)
-    figures = [p for p in sorted(out.rglob('*.svg')) if p.stem not in text]
-    if figures:
-        (out/'figures.md').write_text('# Further figures\n\n' + '\n\n'.join(
-            f'## {p.stem.replace("_", " ").replace("-", " ")}\n\n![{p.stem}]({p.relative_to(out).as_posix()})'
-            for p in figures) + '\n', encoding='utf-8')
-        pages.append(out/'figures.md')
-    if not pages:
-        (out/'index.md').write_text('# Reports\n\nNo experiment has been run yet: `make reproduce` '
-                                    'takes five minutes, `make paper` runs them all.\n')
-        pages = [out/'index.md']
-    return [p.relative_to(SOURCE).with_suffix('').as_posix() for p in pages]
+        shutil.copytree(src, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns('.*', '*.tmp', 'runs'))
+    if not (out/'index.md').exists():
+        (out/'index.md').write_text('# Results\n\nThe experiments have not been run yet: `make reproduce` '
+            'runs a small version in five minutes, `make paper` runs them all.\n', encoding='utf-8')
+    add_rest(out)
+    folders = sorted({p.parent for p in out.rglob('index.md')}, key=lambda p: (len(p.parts), p))
+    loose = sorted(p.with_suffix('') for p in out.rglob('*.md') if p.parent not in folders)
+    for d in folders:
+        pages = sorted(p.stem for p in d.glob('*.md') if p.name != 'index.md')
+        with open(d/'index.md', 'a', encoding='utf-8') as f: f.write('\n' + toctree('', pages) if pages else '')
+    return [p.relative_to(SOURCE).as_posix() for p in [*(d/'index' for d in folders), *loose]]
+
+def add_rest(out):
+    "A page for the tables and figures that no other page names."
+    text = '\n'.join(p.read_text(encoding='utf-8') for p in out.rglob('*.md'))
+    rest = [p.relative_to(out) for p in sorted(out.rglob('*.*')) if p.suffix in ('.csv', '.svg') and p.name not in text]
+    if not rest: return
+    show = {'.svg': '![{0}]({1})', '.csv': '```{{csv-table}}\n:file: {1}\n:header-rows: 1\n```'}
+    body = [f'## {p.stem.replace("-", " ").replace("_", " ").capitalize()}\n\n' +
+            show[p.suffix].format(p.stem, p.as_posix()) for p in rest]
+    (out/'more.md').write_text('\n\n'.join(['# More tables and figures', *body]) + '\n', encoding='utf-8')
 
 def toctree(caption, entries):
-    return f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n' + '\n'.join(entries) + '\n```\n'
+    head = f':caption: {caption}\n' if caption else ''
+    return f'```{{toctree}}\n:hidden:\n{head}\n' + '\n'.join(entries) + '\n```\n'
 
 def add_all():
     "Lay out everything that Sphinx reads."
