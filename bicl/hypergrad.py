@@ -87,7 +87,7 @@ def step_(self:Adam, w:Tensor, g:Tensor, state:dict):
     state['v'].mul_(b2).addcmul_(g, g, value=1 - b2)
     w.addcdiv_(state['m'], state['v'].sqrt().add_(eps), value=-kappa)
 
-# %% ../nbs/05_hypergrad.ipynb #8a544e4f
+# %% ../nbs/05_hypergrad.ipynb #5ea219b8
 class Slots(nn.Module):
     "An optimiser's state for one tensor or for a dictionary of tensors, as a module."
     def __init__(self,
@@ -100,7 +100,7 @@ class Slots(nn.Module):
         for name, t in items:
             slots = opt.init(t.detach())
             slots.pop('step', None)
-            self.names[name] = {k: f'{k}_{name}'.replace('.', '_').rstrip('_') for k in slots}
+            self.names[name] = {k: f'{k}_{name}'.replace('.', '_') if name else k for k in slots}
             for k, v in slots.items(): self.register_buffer(self.names[name][k], v)
 
     def get_extra_state(self): return torch.tensor(self.step)
@@ -128,7 +128,7 @@ def update(self:Slots,
         for name, g in grads.items(): self.opt.step_(params[name], g, self.get(name))
     self.step += 1
 
-# %% ../nbs/05_hypergrad.ipynb #30a8e684
+# %% ../nbs/05_hypergrad.ipynb #7ccc2178
 OUTER = ('mean', 'max', 'softmax')
 
 def reduce(
@@ -137,7 +137,9 @@ def reduce(
     temperature:float=1., # of the soft maximum
 )->Tensor: # `[R]`
     "One loss per replica from the losses of its samples."
-    if l.dim() == 1 and outer == 'mean': return l
+    if l.dim() == 1:
+        if outer == 'mean': return l
+        raise ValueError(f'outer loss {outer!r} needs the losses of single samples, [R, B]')
     if outer == 'mean': return l.mean(1)
     if outer == 'max': return l.max(1).values
     if outer == 'softmax':
@@ -154,7 +156,7 @@ def sample_weights(l:Tensor, outer:str='mean', temperature:float=1.)->Tensor:
     if outer == 'softmax' and temperature > 0: return (l/temperature).softmax(1)
     return reduce(l, outer, temperature) # says what is wrong
 
-# %% ../nbs/05_hypergrad.ipynb #82006a2d
+# %% ../nbs/05_hypergrad.ipynb #f39552c8
 METHODS = ('exact', 'printed', 'implicit', 'first-order')
 
 def _reverse(
@@ -169,6 +171,7 @@ def _reverse(
 ): # weights and state after the inner steps; the problem now holds p
     "Lines 10 to 16 of Algorithm 1."
     carry, notes = None, []
+    if adjoint_lr is None: adjoint_lr = inner.lr
     problem.notes = notes
     for k in range(K):                                          # line 10
         w, state, note = inner.step(w, problem.inner(w), state) # line 11
@@ -176,7 +179,7 @@ def _reverse(
     alpha = problem.outer(w)                                    # lines 12 and 13
     if method == 'implicit': _implicit(problem, w, alpha, **solver)
     elif method != 'first-order':
-        back = SGD(adjoint_lr or inner.lr).back if method == 'printed' else inner.back
+        back = inner.back if method == 'exact' else SGD(adjoint_lr).back
         for k in reversed(range(K)):                            # line 14
             V, scale, carry = back(alpha, notes[k], carry)
             problem.pull(k, V, scale, alpha if k else None)     # lines 15 and 16
@@ -218,7 +221,7 @@ def unflatten(
     parts = flat.split([t[0].numel() for t in like.values()], 1)
     return {k: p.view(t.shape) for (k, t), p in zip(like.items(), parts)}
 
-# %% ../nbs/05_hypergrad.ipynb #277756e0
+# %% ../nbs/05_hypergrad.ipynb #0b42ae96
 class Autograd:
     "A bilevel problem whose products come from automatic differentiation."
     def __init__(self, loss, lam:dict, w:dict, tr, val, outer='mean', temperature=1.):
@@ -227,7 +230,10 @@ class Autograd:
         self.kind, self.tape = (outer, temperature), []
 
     def _losses(self, w:Tensor, batch)->Tensor:
-        return self.loss(self.lam, unflatten(w, self.like), batch)
+        l = self.loss(self.lam, unflatten(w, self.like), batch)
+        if l.dim() in (1, 2) and len(l) == len(w): return l
+        raise ValueError(f'the loss has shape {tuple(l.shape)}; for {len(w)} replicas it must be '
+                         f'({len(w)}, samples) or ({len(w)},)')
 
     def inner(self, w:Tensor)->Tensor:
         with torch.enable_grad():
@@ -243,9 +249,9 @@ class Autograd:
             self.f = reduce(self._losses(w, self.val), *self.kind)
             alpha, *p = torch.autograd.grad(self.f.sum(), [w, *lam], allow_unused=True)
         self.p = [torch.zeros_like(t) if q is None else q for q, t in zip(p, lam)]
-        return alpha
+        return alpha.clone()
 
-# %% ../nbs/05_hypergrad.ipynb #969cb780
+# %% ../nbs/05_hypergrad.ipynb #6ac9f83e
 @patch
 def pull(self:Autograd, k:int, V:Tensor, scale:float, alpha=None, mixed=True):
     "Add `scale` times the mixed product to p, and the Hessian product to `alpha`."
@@ -253,8 +259,7 @@ def pull(self:Autograd, k:int, V:Tensor, scale:float, alpha=None, mixed=True):
     wrt = ([w] if alpha is not None else []) + (list(self.lam.values()) if mixed else [])
     out = list(torch.autograd.grad(g, wrt, V, retain_graph=True, allow_unused=True))
     if alpha is not None and (h := out.pop(0)) is not None: alpha.add_(h, alpha=scale)
-    for p, q in zip(self.p, out):
-        if q is not None: p.add_(q, alpha=scale)
+    if mixed: self.p = [p if q is None else p.add(q, alpha=scale) for p, q in zip(self.p, out)]
     return alpha
 
 @patch
