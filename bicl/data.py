@@ -122,7 +122,7 @@ def _read_torchvision(raw:Path, name:str)->Images:
     flat = lambda s: (s.data.flatten(1), s.targets.long())
     return Images(name, *flat(tr), *flat(te), CLASSES[name])
 
-# %% ../nbs/01_data.ipynb #bec2c67f
+# %% ../nbs/01_data.ipynb #e3fe653a
 def _writable(folder:Path)->Path:
     "Make `folder`, or say how to choose another one."
     try:
@@ -139,7 +139,8 @@ def _download_torchvision(name:str)->Path:
     with TemporaryDirectory(dir=home) as tmp:
         try: getattr(datasets, FOLDERS[name])(tmp, download=True)
         except Exception as e:
-            raise DataError(f'{_nowhere(name)}. The download failed: {e}. Get these files by other '
+            why = ' '.join(str(e).split())
+            raise DataError(f'{_nowhere(name)}. The download failed: {why}. Get these files by other '
                             'means and put them into one of the folders.') from e
         (raw := home/FOLDERS[name]/'raw').mkdir(parents=True, exist_ok=True)
         for f in _files(name): os.replace(Path(tmp)/FOLDERS[name]/'raw'/f, raw/f)
@@ -168,21 +169,21 @@ def _unpack(path:Path, sha:str)->bytes:
                         'Delete it and copy or download it again.')
     return b
 
-# %% ../nbs/01_data.ipynb #41cd1fd4
-def _members(
-    tar:tarfile.TarFile, # the open archive
-    path:Path, # its name, for messages
-)->list: # pairs of (class, file name) and member
-    "The PNGs of the archive, sorted by class and file name."
+# %% ../nbs/01_data.ipynb #d58eca3f
+def _pngs(
+    path:Path, # the archive
+)->dict: # (class, file name): bytes
+    "The PNGs of the archive, read in one pass: going back in a gzip file means starting again."
     files = {}
-    for m in tar:
-        p = PurePosixPath(m.name)
-        if p.is_absolute() or '..' in p.parts or not (m.isfile() or m.isdir()):
-            raise DataError(f'{path} has a member {m.name!r} that leads out of it: this is not the '
-                            f'original {ARCHIVE}; delete it and download it again')
-        if m.isfile() and p.suffix == '.png' and p.parent.name in CLASSES['notmnist']:
-            files[p.parent.name, p.name] = m
-    return [(k, files[k]) for k in sorted(files)]
+    with tarfile.open(path) as tar:
+        for m in tar:
+            p = PurePosixPath(m.name)
+            if p.is_absolute() or '..' in p.parts or not (m.isfile() or m.isdir()):
+                raise DataError(f'{path} has a member {m.name!r} that leads out of it: this is not '
+                                f'the original {ARCHIVE}; delete it and download it again')
+            if m.isfile() and p.suffix == '.png' and p.parent.name in CLASSES['notmnist']:
+                files[p.parent.name, p.name] = tar.extractfile(m).read()
+    return files
 
 # %% ../nbs/01_data.ipynb #85a612fc
 def _picture(
@@ -197,21 +198,19 @@ def _picture(
     if a.shape != (28, 28): raise DataError(f'{what} has {a.shape} pixels, expected (28, 28)')
     return a
 
-# %% ../nbs/01_data.ipynb #c1f5fdab
+# %% ../nbs/01_data.ipynb #b4b2131c
 def decode_archive(
     path:Path, # notMNIST_small.tar.gz
 )->tuple[np.ndarray, np.ndarray]: # pictures uint8 [N, 28, 28], labels uint8 [N]
     "Decode notMNIST's archive in the documented order, without extracting it."
-    try:
-        with tarfile.open(path) as tar:
-            files = [(c, f, tar.extractfile(m).read()) for (c, f), m in _members(tar, path)]
+    try: files = _pngs(path)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise DataError(f'{path} is not a whole tar.gz file ({e}): '
                         'delete it and download it again') from e
-    files = [(c, f, b) for c, f, b in files if b]
-    if not files: raise DataError(f'{path} holds no pictures A/*.png … J/*.png')
-    x = np.stack([_picture(b, f'{path}: {c}/{f}') for c, f, b in files])
-    return x, np.array([CLASSES['notmnist'].index(c) for c, _, _ in files], np.uint8)
+    order = sorted(k for k, b in files.items() if b)
+    if not order: raise DataError(f'{path} holds no pictures A/*.png … J/*.png')
+    x = np.stack([_picture(files[c, f], f'{path}: {c}/{f}') for c, f in order])
+    return x, np.array([CLASSES['notmnist'].index(c) for c, _ in order], np.uint8)
 
 # %% ../nbs/01_data.ipynb #7a66bb85
 def _check_archive(b:bytes, what:str):
