@@ -47,7 +47,7 @@ def info_of(
     return StreamInfo(stream.name, tuple(int(s) for s in stream.seeds), int(stream.T), stream.n,
                       int(stream.d), int(stream.classes), torch.device(stream.device), stream.dtype)
 
-# %% ../nbs/07_learner.ipynb #d19aa580
+# %% ../nbs/07_learner.ipynb #d9a39c77
 class Learner(nn.Module):
     "Base of all methods: fill in `observe` and `predict`, and `end_task` if the method needs it."
     def __init__(self,
@@ -61,8 +61,8 @@ class Learner(nn.Module):
     def R(self)->int: return self.info.R
 
     def rng(self, name:str)->Rng:
-        "Random numbers of this learner for one purpose; assign it to an attribute to have it saved."
-        return Rng(self.info.seeds, f'{type(self).__name__}/{name}', self.info.device)
+        "Random numbers for one purpose, the same for every method; assign it to have it saved."
+        return Rng(self.info.seeds, f'learner/{name}', self.info.device)
 
     def begin(self, stream): "Called once before the first block. Only `Joint` looks at `stream`."
     def observe(self, block): raise NotImplementedError('a learner needs observe(block)')
@@ -95,19 +95,20 @@ def register_method(
     METHODS[name] = Method(name, cls, settings, preset)
     return cls
 
-# %% ../nbs/07_learner.ipynb #5ef1c0ce
-def _unknown(what:str, name, known)->ValueError:
+# %% ../nbs/07_learner.ipynb #5a3245a7
+def _unknown(what:str, name, known, more:str='')->ValueError:
     "An error that lists what would have been right."
     near = get_close_matches(str(name), list(known), 1, .5)
     hint = f' (did you mean {near[0]!r}?)' if near else ''
-    return ValueError(f'{what} {name!r} is unknown{hint}. Known: {", ".join(known) or "none"}')
+    return ValueError(f'{what} {name!r} is unknown{hint}. Known: {", ".join(known) or "none"}{more}')
 
 def find_method(
     name:str, # in any mixture of capitals
 )->Method:
     "The registry's entry of that name."
     try: return next(m for k, m in METHODS.items() if k.lower() == name.lower())
-    except StopIteration: raise _unknown('method', name, METHODS) from None
+    except StopIteration: raise _unknown('method', name, METHODS, '; methods become known when their '
+        'module is imported: bicl.bilevel, bicl.baselines or your own') from None
 
 # %% ../nbs/07_learner.ipynb #cf0de04c
 def make_settings(
@@ -160,7 +161,7 @@ def evaluate(
     if 0 in n: raise ValueError(f'task {tasks[n.index(0)]} of {stream.name} has no test samples')
     return 100 * hits.cpu().double() / torch.tensor(n)
 
-# %% ../nbs/07_learner.ipynb #ec8a7e31
+# %% ../nbs/07_learner.ipynb #4780bdee
 class NotFinite(RuntimeError): "Training produced infinite or undefined numbers."
 
 class Watch:
@@ -171,14 +172,14 @@ class Watch:
         self.good = torch.zeros(learner.R, dtype=torch.int64, device=learner.info.device)
 
     @torch.no_grad()
-    def see(self, loss=None):
-        "Look at the learner after one block; `loss` is what `observe` returned."
+    def see(self, loss=None, blocks:int=1):
+        "Look at the learner after `blocks` more blocks; `loss` is what `observe` returned."
         R = self.learner.R
         for p in self.learner.watched() + ([loss] if isinstance(loss, Tensor) else []):
             if not p.is_floating_point(): continue
             own = p.ndim > 0 and p.shape[0] == R # else shared by all replicas
             self.alive &= (p.reshape(R, -1).sum(1) if own else p.sum()).isfinite()
-        self.good += self.alive
+        self.good += blocks * self.alive
 
 # %% ../nbs/07_learner.ipynb #5726dd13
 @patch
@@ -408,7 +409,7 @@ class Loop:
         self.saved = time.perf_counter()
         self.lap()
 
-# %% ../nbs/07_learner.ipynb #f1d071ac
+# %% ../nbs/07_learner.ipynb #e1cef24a
 @patch
 def learn(self:Loop, move):
     "Learn the rest of the current task; `move` is told how many samples each block had."
@@ -422,7 +423,7 @@ def learn(self:Loop, move):
             run.train_seconds += self.lap()
             self.save()
     self.learner.end_task()
-    self.watch.see()
+    self.watch.see(blocks=0)
     self.watch.check(t)
     run.task, run.block = t + 1, 0
     run.train_seconds += self.lap()
