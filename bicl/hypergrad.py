@@ -370,7 +370,7 @@ def mlp_step(
     "One step of plain gradient descent of every replica, in place."
     return _mlp(model, x, y, weight, lr)[1]
 
-# %% ../nbs/05_hypergrad.ipynb #07554e01
+# %% ../nbs/05_hypergrad.ipynb #47130698
 class Features:
     "The bilevel problem of the head split, with λ seen only through the features."
     def __init__(self,
@@ -387,7 +387,7 @@ class Features:
         H = torch.cat([self.hs[-1], _ones(*y.shape, x.dtype, x.device)], 2)
         HT, Y, m = H.mT, one_hot(y, C, x.dtype), y.shape[1] - n
         if n < 1 or m < 1:
-            raise ValueError(f'{n} of {n + m} samples are for training; both parts need at least one')
+            raise ValueError(f'{n} of {n + m} samples are for training; both parts need some')
         self.HT, self.HvT = HT.split_with_sizes((n, m), 2)
         self.Y, self.Yv = Y.split_with_sizes((n, m), 2)
 
