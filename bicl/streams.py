@@ -166,7 +166,7 @@ def _draws(name, seeds, tasks, pool, per_task)->list:
                          f'1 to {pool:,} training samples')
     return [Rng(seeds, f'{name}/draw/{t}').permutation(pool, per_task) for t in range(tasks)]
 
-# %% ../nbs/02_streams.ipynb #30f2e72b
+# %% ../nbs/02_streams.ipynb #36a37988
 class Permute(View):
     "Task t shows the pixels in an order of its own, another one for every replica."
     def __init__(self,
@@ -174,9 +174,10 @@ class Permute(View):
     ): self.order = order
 
     def __call__(self, x:Tensor, t:int)->Tensor:
-        order = self.order[:, t].to(x.device)
-        out = x.new_empty(len(order), *x.shape[1:])
-        for a, o, b in zip(x.expand_as(out), order, out): torch.index_select(a, 1, o, out=b)
+        self.order = self.order.to(x.device) # moves once
+        out = x.new_empty(len(self.order), *x.shape[1:])
+        for a, o, b in zip(x.expand_as(out), self.order[:, t], out):
+            torch.index_select(a, 1, o, out=b)
         return out
 
     def test(self, stream:Stream, t:int, chunk:int):
@@ -351,7 +352,7 @@ def show_tasks(
     ax.grid(False)
     return ax
 
-# %% ../nbs/02_streams.ipynb #3d0beb50
+# %% ../nbs/02_streams.ipynb #a4492c6e
 def _rows(x, y, task, what:str)->tuple:
     "A user's arrays as tensors, checked; x becomes [N, d]."
     try: x, y, task = (torch.as_tensor(a) for a in (x, y, task))
@@ -365,7 +366,7 @@ def _rows(x, y, task, what:str)->tuple:
             raise ValueError(f'{what}: {name} must be integers, got {a.dtype}')
         if a.min() < 0: raise ValueError(f'{what}: {name} is {a.min()} in row {a.argmin()}; '
                                          'numbers start at 0')
-    if not x.dtype.is_floating_point and x.dtype != torch.uint8: x = x.float()
+    if not x.is_floating_point() and x.dtype != torch.uint8: x = x.float()
     if x.is_floating_point() and not (ok := x.flatten(1).isfinite().all(1)).all():
         raise ValueError(f'{what}: x is not finite in row {ok.int().argmin()}; remove or fill it')
     return x.flatten(1), y.long(), task.long()
@@ -387,7 +388,19 @@ def _set_aside(y:Tensor, task:Tensor, fraction:float)->tuple[Tensor, Tensor]:
         test.append(rows[b])
     return torch.cat(train), torch.cat(test)
 
-# %% ../nbs/02_streams.ipynb #916805dc
+# %% ../nbs/02_streams.ipynb #7b59cdde
+def _joined(a:tuple, test:tuple|None, fraction:float, name:str)->tuple:
+    "One pool (x, y, task) of all rows, and which of them are for training and for testing."
+    x, y, task = _rows(*a, f'{name}, training')
+    if test is None: return x, y, task, *_set_aside(y, task, fraction)
+    tx, ty, tt = _rows(*test, f'{name}, test')
+    if tx.shape[1] != x.shape[1] or tx.dtype != x.dtype:
+        raise ValueError(f'{name}: training x is {x.dtype} with {x.shape[1]} numbers per row, '
+                         f'test x is {tx.dtype} with {tx.shape[1]}; they must agree')
+    pool = (torch.cat(p) for p in ((x, tx), (y, ty), (task, tt)))
+    return *pool, torch.arange(len(y)), torch.arange(len(ty)) + len(y)
+
+# %% ../nbs/02_streams.ipynb #1782860c
 def stream_from_arrays(
     x, # [N, …]: bytes or numbers, flattened to [N, d]
     y, # [N]: labels 0 … C-1
@@ -402,21 +415,15 @@ def stream_from_arrays(
     dtype=torch.float32, # of what the learner gets
 )->Stream:
     "A stream made of a user's own arrays."
-    seeds, (x, y, task) = _seeds(seeds), _rows(x, y, task, f'{name}, training')
-    if test is None: tr, te = _set_aside(y, task, test_fraction)
-    else:
-        tx, ty, tt = _rows(*test, f'{name}, test')
-        if tx.shape[1] != x.shape[1] or tx.dtype != x.dtype:
-            raise ValueError(f'{name}: training x is {x.dtype} with {x.shape[1]} numbers per row, '
-                             f'test x is {tx.dtype} with {tx.shape[1]}; they must agree')
-        tr, te = torch.arange(len(y)), torch.arange(len(ty)) + len(y)
-        x, y, task = (torch.cat(p) for p in ((x, tx), (y, ty), (task, tt)))
-    draws, held = [], []
-    for t in range(int(task.max()) + 1):
-        rows = tr[task[tr] == t].expand(len(seeds), -1)
+    seeds = _seeds(seeds)
+    x, y, task, train, test = _joined((x, y, task), test, test_fraction, name)
+    there, draws, held = task.unique().tolist(), [], []
+    for t, u in enumerate(there):
+        if t != u: raise ValueError(f'{name}: task {t} has no samples; number tasks without a gap')
+        rows = train[task[train] == t].expand(len(seeds), -1)
         if shuffle:
             rows = rows.gather(1, Rng(seeds, f'{name}/order/{t}').permutation(rows.shape[1]))
         draws.append(rows)
-        held.append(te[task[te] == t][None])
+        held.append(test[task[test] == t][None])
     return Stream(name, seeds, (x, y), draws, (x, y), held, classes=classes or int(y.max()) + 1,
                   device=device, dtype=dtype)
