@@ -34,7 +34,7 @@ reproduce: $(RUN) ## the paper in five minutes: every method on MNIST permutatio
 	@echo 'The report: reports/quick/index.md'
 
 test: $(DEV) ## all tests: notebooks, tests/, documentation
-	@OMP_NUM_THREADS=1 MPLBACKEND=agg python -m pytest -n auto --maxprocesses 4 $(PYTEST)
+	@OMP_NUM_THREADS=1 MPLBACKEND=agg python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST)
 
 paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped), then the report
 	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; bicl_report; exit $$bad

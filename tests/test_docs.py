@@ -3,24 +3,29 @@
 The browser is Debian's chromium (or $CHROMIUM). Where there is none these tests are skipped, but
 not in CI, where a missing browser is a failure.
 """
-import functools, http.server, os, shutil, subprocess, sys, threading
+import fcntl, functools, http.server, os, shutil, subprocess, sys, threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group('docs') # one worker: the site is built once
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT/'_docs'
 FLAGS = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking '
          '--disable-component-update --disable-sync').split()
 
-@pytest.fixture(scope='module')
-def site():
-    "Build the site with the command that `make docs` uses."
-    done = subprocess.run([sys.executable, ROOT/'nbs'/'_site'/'build.py', 'docs'], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope='session')
+def site(tmp_path_factory):
+    "The site, built as `make docs` does; once, even if several processes share the tests."
+    shared = tmp_path_factory.getbasetemp()
+    if os.environ.get('PYTEST_XDIST_WORKER'): shared = shared.parent
+    with open(shared/'docs.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (log := shared/'docs.log').exists():
+            done = subprocess.run([sys.executable, ROOT/'nbs'/'_site'/'build.py', 'docs'], capture_output=True, text=True)
+            log.write_text(done.stdout + done.stderr if done.returncode else '', encoding='utf-8')
+    if text := log.read_text(encoding='utf-8'): pytest.fail(text, pytrace=False)
     return SITE
 
 # -------------------------------------------------------------------------------------- links
@@ -63,7 +68,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 # ------------------------------------------------------------------------------------ browser
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def browser():
     "Headless Chromium."
     names = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
@@ -77,7 +82,7 @@ def browser():
         yield chromium
         chromium.close()
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def address(site):
     "The site on a port of this machine."
     class Quiet(http.server.SimpleHTTPRequestHandler):
