@@ -18,7 +18,7 @@ def reptile(
     "Move `old` a fraction `beta` towards `new`."
     return torch.lerp(old, new, beta)
 
-# %% ../nbs/06_reptile.ipynb #a1b0560e
+# %% ../nbs/06_reptile.ipynb #a410fc14
 class Anchor(nn.Module):
     "Remembers where parameters were, and later pulls them part of the way back, in place."
     def __init__(self,
@@ -28,7 +28,8 @@ class Anchor(nn.Module):
         super().__init__()
         if not 0 <= beta <= 1: raise ValueError(f'beta must be between 0 and 1, not {beta}')
         self.beta = beta
-        for i, p in enumerate(params if beta < 1 else ()): self.register_buffer(f'p{i}', p.detach().clone())
+        for i, p in enumerate(params if beta < 1 else ()):
+            self.register_buffer(f'p{i}', p.detach().clone())
 
     @torch.no_grad()
     def mark(self, params):
