@@ -41,7 +41,7 @@ def _check(s):
     if s.separate and s.store == 'ring':
         raise ValueError('store="ring" has no separate parts; use separate=False or another store')
 
-# %% ../nbs/08_bicl.ipynb #0b77bd1b
+# %% ../nbs/08_bicl.ipynb #d920338c
 @dataclass
 class BiCLSettings:
     "All choices of Algorithm 1; the defaults are the tuned ones."
@@ -66,7 +66,7 @@ class BiCLSettings:
     beta_w:float=1.
     task_beta_lam:float=1. # Reptile rates of λ and w after each task but the first (lines 21, 22)
     task_beta_w:float=1.
-    average:int=500 # predict with θ averaged over about this many rounds; 0: with the newest θ
+    average:int=500 # θ is averaged over about this many rounds of a task; 0: the newest θ counts
     split:str='head' # which parameters are λ and which w: "head", "reversed" or "vertical"
     hidden:tuple=(100, 100) # widths of the hidden layers
     init:str='xavier' # "xavier" or "torch"
@@ -113,7 +113,7 @@ class Draw:
         ys = [y.index_select(0, idx[i]).view(self.R, -1) for _, y, idx in self.parts]
         return (torch.cat(xs, 1), torch.cat(ys, 1)) if len(xs) > 1 else (xs[0], ys[0])
 
-# %% ../nbs/08_bicl.ipynb #fca16633
+# %% ../nbs/08_bicl.ipynb #1fe7fb2c
 class Average(nn.Module):
     "A running average of parameters over about `window` rounds."
     def __init__(self, params:dict, window:int):
@@ -127,6 +127,12 @@ class Average(nn.Module):
         self.n += rounds
         rate = max(1 - (1 - 1/self.window)**rounds, rounds/self.n) # a plain mean at first
         torch._foreach_lerp_(list(self.buffers()), list(params.values()), min(rate, 1.))
+
+    @torch.no_grad()
+    def settle(self, params:dict):
+        "Move `params` to the average and start afresh."
+        if self.n: torch._foreach_copy_(list(params.values()), list(self.buffers()))
+        self.n = 0
 
     def get_extra_state(self): return torch.tensor(self.n)
     def set_extra_state(self, n): self.n = int(n)
@@ -227,14 +233,15 @@ def round(self:BiCL, x:Tensor, y:Tensor, n_tr:int, lam:dict, w:dict): # losses, 
     if r.grad: self.outer_state.update(lam, r.grad)
     return r
 
-# %% ../nbs/08_bicl.ipynb #b8694287
+# %% ../nbs/08_bicl.ipynb #42375719
 @patch
 def end_task(self:BiCL):
     "Lines 21 and 22, then line 4 of the next task."
-    lam, w = (list(p.values()) for p in self.theta)
-    if self.tasks_done: self.task_level.pull(lam, w)
+    lam, w = self.theta
+    if self.settings.average: self.mean.settle(lam | w)
+    if self.tasks_done: self.task_level.pull(lam.values(), w.values())
     self.tasks_done += 1
-    self.task_level.mark(lam, w)
+    self.task_level.mark(lam.values(), w.values())
 
 @patch
 def predict(self:BiCL, x:Tensor, t:int)->Tensor: # logits [R, B, C]
