@@ -11,19 +11,19 @@ __all__ = ['CELL', 'BENCHMARK_NAMES', 'METHOD_ORDER', 'PAPER_NAME', 'TABLE_COLUM
            'protocols_md', 'settings_md', 'varied', 'search_table', 'search_md', 'write_tables', 'write_small',
            'paper_figures', 'write_paper', 'report', 'bicl_report']
 
-# %% ../nbs/13_report.ipynb #e67f7cb4
+# %% ../nbs/13_report.ipynb #2d2a4e99
 import json, sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np, pandas as pd
-from fastcore.script import call_parse
+from fastcore.script import Param, call_parse
 
 from .core import MARKERS, PALETTE, atomic, figure_style, project_root
 from .metrics import (HIGHER, METRICS, PAPER_RUNS, RULE, TEST, best_and_tied, metrics,
                           paper_interval, paper_table, summary, verdict)
-from .runner import (COLUMNS, Grid, answers, load_grid, read_result, result_path, same_settings,
+from .runner import (COLUMNS, Grid, answer, load_grid, read_result, result_path, same_settings,
                          write_result)
 
 # %% ../nbs/13_report.ipynb #45c11960
@@ -110,13 +110,17 @@ def to_csv(table:pd.DataFrame)->str:
     "The table as CSV, `TABLE_COLUMNS`, four decimals."
     return table[TABLE_COLUMNS].to_csv(index=False, float_format='%.4f', lineterminator='\n')
 
-# %% ../nbs/13_report.ipynb #f4464110
+# %% ../nbs/13_report.ipynb #435848de
 SIGNS = {'reproduced': '≈', 'better': '▲', 'worse': '▼', '': ''}
 
-def md_table(head:list, body:list)->str:
-    "A Markdown table; the first column is set to the left, the others to the right."
+def md_table(
+    head:list, # names of the columns
+    body:list, # rows
+    align:str='--:', # of all columns but the first: right
+)->str:
+    "A Markdown table."
     line = lambda cols: '| ' + ' | '.join(map(str, cols)) + ' |'
-    return '\n'.join([line(head), line([':--'] + ['--:'] * (len(head) - 1)), *map(line, body)])
+    return '\n'.join([line(head), line([':--'] + [align] * (len(head) - 1)), *map(line, body)])
 
 def shown(r, digits:int=2)->str:
     "A cell of ours: mean (standard deviation) [95 % interval]."
@@ -390,7 +394,7 @@ def glance_figure(rows:pd.DataFrame, table:pd.DataFrame):
     _legend(fig, [left])
     return fig
 
-# %% ../nbs/13_report.ipynb #3ad6ba31
+# %% ../nbs/13_report.ipynb #9156a6bc
 @dataclass
 class Study:
     "A grid and its rows."
@@ -412,11 +416,10 @@ def collect(
     "The rows of a grid, one file per job."
     frames, missing, older, other = [], [], [], []
     for job in grid.jobs:
-        found = answers(job, folder)
-        if not found: missing.append(job); continue
-        frames.append(read_result(found[0]))
-        if found[0] != result_path(job, folder): older.append(job)
-        if not same_settings(job, found[0]): other.append(job)
+        if (found := answer(job, folder)) is None: missing.append(job); continue
+        frames.append(read_result(found))
+        if found != result_path(job, folder): older.append(job)
+        if not same_settings(job, found): other.append(job)
     rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=COLUMNS)
     return Study(grid, rows, missing, older, other)
 
@@ -569,22 +572,21 @@ def protocols_md(buffered:pd.DataFrame, strict:pd.DataFrame)->str:
         f'{r.mean - r.mean_b:+.2f}', '' if np.isnan(r.paper_mean) else f'{r.paper_mean:.2f}']
         for r in _sorted(both).itertuples()])
 
-# %% ../nbs/13_report.ipynb #eec01619
+# %% ../nbs/13_report.ipynb #4dbec377
 def settings_md(rows:pd.DataFrame)->str:
     "Every setting of every method, as it was used."
     t = _sorted(rows.drop_duplicates('stamp')[[*CELL, 'settings']])
     body = []
-    for method, part in t.groupby('method', sort=False):
-        every = [json.loads(s) | dict(protocol=p) for s, p in zip(part.settings, part.protocol)]
-        every = [{k: v for k, v in e.items() if k != 'memory'} for e in every]
-        for k in sorted({k for e in every for k in e}):
+    for method in in_order(t.method, METHOD_ORDER):
+        part = t[t.method == method]
+        every = [json.loads(s) for s in part.settings]
+        text = []
+        for k in sorted({k for e in every for k in e} - {'memory'}):
             by = {}
             for r, e in zip(part.itertuples(), every): by.setdefault(json.dumps(e.get(k)), []).append(r)
-            text = '; '.join(v if len(by) == 1 else f'{v} ({_where(rs, part)})' for v, rs in by.items())
-            body.append([method, f'`{k}`', text])
-    order = {m: i for i, m in enumerate(in_order(t.method, METHOD_ORDER))}
-    body.sort(key=lambda b: order[b[0]])
-    return md_table(['Method', 'Setting', 'Value'], body)
+            text.append(f'`{k}` ' + ', '.join(v if len(by) == 1 else f'{v} ({_where(rs, part)})' for v, rs in by.items()))
+        body.append([method, '; '.join(text).replace('"', '')])
+    return md_table(['Method', 'Settings'], body, '--')
 
 def _where(some:list, part:pd.DataFrame)->str:
     "Where a value was used, as briefly as possible."
@@ -652,7 +654,7 @@ def search_md(study:Study, top:int=12)->str:
     seeds = ', '.join(map(str, sorted(study.rows.seed.unique())))
     return f'Seeds {seeds}. Means over benchmarks and seeds.\n\n' + '\n\n'.join(parts)
 
-# %% ../nbs/13_report.ipynb #1b922374
+# %% ../nbs/13_report.ipynb #413cd610
 def _write(path:Path, text:str):
     with atomic(path) as f: f.write(text.rstrip() + '\n')
 
@@ -664,7 +666,8 @@ def write_tables(study:Study, out:Path, name:str):
 
 def _time_md(rows:pd.DataFrame)->str:
     runs = timing(rows)
-    return (f'{len(runs)} runs, {runs.seconds.sum() / 3600:.2f} hours of one worker in all '
+    total = runs.seconds.sum() / 60
+    return (f'{len(runs)} runs, {f"{total:.1f} minutes" if total < 90 else f"{total / 60:.1f} hours"} of one worker in all '
             f'(device: {", ".join(sorted(set(runs.device)))}). Seconds per cell, all seeds together:\n\n{timing_md(rows)}')
 
 def write_small(
@@ -735,7 +738,7 @@ def _sections(main:Study, others:dict, figures:list)->list[str]:
     if 'search' in there: out += ['The search behind them: [search](search/index.md).']
     return out + ['## Compute', _time_md(rows)]
 
-# %% ../nbs/13_report.ipynb #17c45a12
+# %% ../nbs/13_report.ipynb #f038c14a
 COMPANIONS = ('strict', 'rotations180', 'search') # grids that are reported together with table1
 
 def report(
@@ -756,7 +759,8 @@ def report(
 
 @call_parse
 def bicl_report(
-    grid:str='table1', # name of a grid or a YAML file; table1 reports on its companions too
+    grid:Param('name of a grid or a YAML file; table1 reports on its companions too', str,
+               opt=False, nargs='?')='table1',
     out:str='', # the grid's folder; reports/GRID if not given
     seeds:str='', # use these instead of the grid's, such as 100,101
 )->int: # exit code: 0 written, 2 nothing to write or wrong use
