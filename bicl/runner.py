@@ -247,7 +247,7 @@ def write_result(rows:pd.DataFrame, path):
     table = table.replace_schema_metadata(table.schema.metadata | {b'bicl': _digest(rows)})
     with atomic(path, 'wb') as f: pq.write_table(table, f, compression='zstd')
 
-# %% ../nbs/12_runner.ipynb #eaafccaf
+# %% ../nbs/12_runner.ipynb #df37e36d
 class ResultError(ValueError): "A result file is damaged or is not one."
 
 def read_result(
@@ -259,7 +259,7 @@ def read_result(
         table = pq.read_table(path, partitioning=None)
         df = table.to_pandas()
         if table.schema.metadata[b'bicl'] != _digest(df): raise ValueError('its checksum does not fit')
-        df = df[COLUMNS]
+        df = df[COLUMNS].astype(dict(memory='Int64'))
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as e:
         raise ResultError(f'{Path(path).name} cannot be read ({type(e).__name__}: {str(e)[:80]})') from e
     R, T = df.seed.nunique(), df.task_tested.nunique()
