@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fastcore.docments import docments
+from fastcore.script import Param
 
 from bicl import __version__
 
@@ -83,6 +84,8 @@ def table(obj):
     "A parameter table from docments, as lines of reStructuredText."
     try: found = docments(obj, full=True, args_kwargs=True)
     except (OSError, TypeError, SyntaxError): return []
+    for v in found.values(): # fastcore's command-line parameters carry type and meaning themselves
+        if isinstance(v.anno, Param): v.docment, v.anno = v.anno.help, v.anno.type
     rows = [('*returns*' if k == 'return' else f'``{k}``', code(type_name(v.anno)), default_of(v.default),
              rst(' '.join((v.docment or '').split()))) for k, v in found.items()
             if k not in ('self', 'cls') and not (k == 'return' and inspect.isclass(obj))]
