@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FAST', 'compiled', 'inlined', 'Pool', 'Work', 'gradients', 'sgd_torch', 'compress', 'add_rows', 'pull_back',
-           'add_outer', 'make_pool', 'make_work', 'layer_input', 'forward', 'output_error', 'sgd_step', 'sgd_steps',
-           'weights_of', 'each_replica', 'can_compile', 'sgd_compiled', 'sgd', 'reptile_rows', 'reptile_net',
-           'copy_net', 'mer_block', 'mer_compiled']
+           'add_outer', 'make_pool', 'make_work', 'layer_input', 'forward', 'relax', 'output_error', 'sgd_step',
+           'sgd_steps', 'weights_of', 'each_replica', 'can_compile', 'sgd_compiled', 'sgd', 'reptile_rows',
+           'reptile_net', 'copy_net', 'mer_block', 'mer_compiled']
 
 # %% ../nbs/08b_compiled.ipynb #48e5a2de
 from collections import namedtuple
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .models import MLP, losses
 
-# %% ../nbs/08b_compiled.ipynb #3fdb6231
+# %% ../nbs/08b_compiled.ipynb #b14a4b45
 def gradients(
     model:nn.Module, # one copy per replica
     x:Tensor, # `[R, B, d]`
@@ -34,13 +34,16 @@ def sgd_torch(
     y:Tensor, # their labels, `[R, N]`
     order:Tensor, # which samples each step uses, `[R, S, B]`
     lr:float, # step size
+    springs=None, # two lists of tensors like the parameters, Q and c: adds Q·θ - c to the gradient
 ):
     "`S` steps of stochastic gradient descent, in PyTorch."
-    row = torch.arange(len(x), device=x.device)[:, None]
+    row, params = torch.arange(len(x), device=x.device)[:, None], list(model.parameters())
     for i in order.unbind(1):
         i = i[:, i[0] >= 0]
-        g = gradients(model, x[row, i], y[row, i])
-        with torch.no_grad(): torch._foreach_add_(list(model.parameters()), g, alpha=-lr)
+        with torch.enable_grad(): g = gradients(model, x[row, i], y[row, i])
+        with torch.no_grad():
+            if springs: g = [g + Q*p - c for g, p, Q, c in zip(g, params, *springs)]
+            torch._foreach_add_(params, g, alpha=-lr)
 
 # %% ../nbs/08b_compiled.ipynb #0181fa3a
 FAST = {'contract', 'reassoc', 'nsz', 'arcp'} # sums may be reordered; infinities and nans stay themselves
@@ -137,7 +140,14 @@ def forward(Ws, bs, b, s, pool, work):
             for j in range(out.shape[0]): out[j] = out[j] if out[j] > 0 else out.dtype.type(0)
             work.n[b, l+1] = compress(out, work.idx[b, l+1], work.val[b, l+1])
 
-# %% ../nbs/08b_compiled.ipynb #628217ac
+# %% ../nbs/08b_compiled.ipynb #89bb0ff5
+@compiled
+def relax(w, Q, c, rate):
+    "`w -= rate*(Q*w - c)`."
+    rate = w.dtype.type(rate)
+    for j in range(w.shape[0]): w[j] -= rate*(Q[j]*w[j] - c[j])
+
+# %% ../nbs/08b_compiled.ipynb #0fa3edce
 @compiled
 def output_error(o, y, lr):
     "Replace the logits `o` by `lr` times the negative gradient of the cross-entropy."
@@ -149,7 +159,7 @@ def output_error(o, y, lr):
     o[y] += lr
 
 @compiled
-def sgd_step(Ws, bs, batch, pool, lr, work):
+def sgd_step(Ws, bs, batch, pool, lr, work, spring, rate):
     "One SGD step on the mean loss of the samples in `batch`, absent ones (-1) at its end."
     L, B = len(Ws), batch.shape[0]
     while B and batch[B-1] < 0: B -= 1
@@ -161,24 +171,27 @@ def sgd_step(Ws, bs, batch, pool, lr, work):
         for b in range(B if l else 0):
             idx, _ = layer_input(l, b, batch[b], pool, work)
             pull_back(work.h[b, l-1][:bs[l-1].shape[0]], Ws[l], idx, work.h[b, l][:n])
+        if rate != 0:
+            relax(Ws[l].reshape(-1), spring[0][l].reshape(-1), spring[2][l].reshape(-1), rate)
+            relax(bs[l], spring[1][l], spring[3][l], rate)
         for b in range(B):
             idx, val = layer_input(l, b, batch[b], pool, work)
             add_outer(Ws[l], idx, val, work.h[b, l][:n])
             for j in range(n): bs[l][j] += work.h[b, l, j]
 
 @compiled
-def sgd_steps(Ws, bs, order, pool, lr, work):
+def sgd_steps(Ws, bs, order, pool, lr, work, spring, rate):
     "One step after the other."
-    for s in range(order.shape[0]): sgd_step(Ws, bs, order[s], pool, lr, work)
+    for s in range(order.shape[0]): sgd_step(Ws, bs, order[s], pool, lr, work, spring, rate)
 
-# %% ../nbs/08b_compiled.ipynb #be2d0019
+# %% ../nbs/08b_compiled.ipynb #998c0af4
 def weights_of(
-    model:MLP, # on the CPU
+    params, # an `MLP` on the CPU, or tensors like its parameters
     r:int, # replica
-)->tuple: # weights and biases of all layers, as arrays that share the model's memory
-    "What the compiled code changes."
-    view = lambda p: p.detach()[r].numpy()
-    return tuple(view(l.weight) for l in model.layers), tuple(view(l.bias)[0] for l in model.layers)
+)->tuple: # weights and biases of all layers, as arrays that share the tensors' memory
+    "What the compiled code works on."
+    p = [p.detach()[r].numpy() for p in (params.parameters() if isinstance(params, MLP) else params)]
+    return tuple(p[0::2]), tuple(b[0] for b in p[1::2])
 
 def each_replica(
     f, # called as f(r)
@@ -195,24 +208,27 @@ def can_compile(
     "Can the compiled code train this model? It knows the replica MLP on the CPU."
     return type(model) is MLP and next(model.parameters()).device.type == 'cpu'
 
-# %% ../nbs/08b_compiled.ipynb #02de3b6b
+# %% ../nbs/08b_compiled.ipynb #da19169a
 def sgd_compiled(
     model:MLP, # changed in place
     x:Tensor, # the samples to choose from, `[R, N, d]`
     y:Tensor, # their labels, `[R, N]`
     order:Tensor, # which samples each step uses, `[R, S, B]`; absent ones (-1) last
     lr:float, # step size
+    springs=None, # as in `sgd_torch`
 ):
     "The same as `sgd_torch`, compiled."
     def run(r):
         Ws, bs = weights_of(model, r)
         work = make_work(order.shape[2], model.sizes[1:], Ws[0].dtype)
-        sgd_steps(Ws, bs, order[r].numpy(), make_pool(x[r].numpy(), y[r].numpy()), lr, work)
+        spring = sum((weights_of(p, r) for p in springs), ()) if springs else (Ws, bs)*2
+        pool = make_pool(x[r].numpy(), y[r].numpy())
+        sgd_steps(Ws, bs, order[r].numpy(), pool, lr, work, spring, lr if springs else 0.)
     each_replica(run, len(x))
 
-def sgd(model:nn.Module, x:Tensor, y:Tensor, order:Tensor, lr:float):
+def sgd(model:nn.Module, x:Tensor, y:Tensor, order:Tensor, lr:float, springs=None):
     "Steps of stochastic gradient descent, compiled if that is possible."
-    (sgd_compiled if can_compile(model) else sgd_torch)(model, x, y, order, lr)
+    (sgd_compiled if can_compile(model) else sgd_torch)(model, x, y, order, lr, springs)
 
 # %% ../nbs/08b_compiled.ipynb #ebd6cda4
 @compiled
@@ -240,7 +256,7 @@ def copy_net(Ws, bs, to_Ws, to_bs):
         to_Ws[l][:] = Ws[l]
         to_bs[l][:] = bs[l]
 
-# %% ../nbs/08b_compiled.ipynb #7f740549
+# %% ../nbs/08b_compiled.ipynb #1f810414
 @compiled
 def mer_block(net, old, start, draws, held, slot, where, pool, lr, within, across, last, work):
     "Meta-experience replay on one block; `where` says which sample of the pool is in each memory slot."
@@ -255,7 +271,7 @@ def mer_block(net, old, start, draws, held, slot, where, pool, lr, within, acros
             for i in range(size + 1): # the arriving sample comes first, or last
                 at = i if last else i - 1
                 now[0] = where[draws[s, j, at]] if 0 <= at < size else base + s
-                sgd_step(Ws, bs, now, pool, lr, work)
+                sgd_step(Ws, bs, now, pool, lr, work, (Ws, bs, Ws, bs), 0.)
                 for q in range(pool.ptr[now[0]], pool.ptr[now[0] + 1]): moved[pool.idx[q]] = True
             if within < 1: reptile_net(Ws, bs, old[0], old[1], moved, within)
             moved[:] = False
