@@ -41,10 +41,10 @@ def _check(s):
     if s.separate and s.store == 'ring':
         raise ValueError('store="ring" has no separate parts; use separate=False or another store')
 
-# %% ../nbs/08_bicl.ipynb #d920338c
+# %% ../nbs/08_bicl.ipynb #6694315c
 @dataclass
 class BiCLSettings:
-    "All choices of Algorithm 1; the defaults are the tuned ones."
+    "All choices of Algorithm 1; the defaults are tuned for a memory of 200."
     memory:int=200 # N_max: samples kept of the past
     store:str='reservoir' # what to keep: "reservoir", "ring" or "k-center" (line 18)
     separate:bool=False # M^tr and M^val share no sample
@@ -54,18 +54,18 @@ class BiCLSettings:
     bisection:str='fresh' # "fresh": a new one at every pass over the block; "fixed": one per block
     K:int=1 # inner steps (line 10)
     inner:str='adam' # inner solver, "adam" or "sgd" (line 11)
-    inner_lr:float=.001 # its step size
+    inner_lr:float=.0003 # its step size
     hypergradient:str='exact' # "exact", "printed", "implicit" or "first-order" (lines 12–17)
     adjoint_lr:float=0. # η of lines 15, 16 if "printed"; 0 means inner_lr
     damping:float=1. # added to the Hessian's diagonal if "implicit"
-    outer:str='sgd' # outer solver, "sgd" or "adam" (line 18)
+    outer:str='sgd' # outer solver, "sgd" or "adam" (line 17)
     outer_lr:float=.1 # its step size
     outer_loss:str='mean' # over the validation batch: "mean", "max" or "softmax"
     temperature:float=1. # of "softmax"
     beta_lam:float=1. # Reptile rates of λ and w after each block (lines 19, 20)
     beta_w:float=1.
-    task_beta_lam:float=1. # Reptile rates of λ and w after each task but the first (lines 21, 22)
-    task_beta_w:float=1.
+    task_beta_lam:float=.8 # Reptile rates of λ and w after each task but the first (lines 21, 22)
+    task_beta_w:float=.8
     average:int=500 # θ is averaged over about this many rounds of a task; 0: the newest θ counts
     split:str='head' # which parameters are λ and which w: "head", "reversed" or "vertical"
     hidden:tuple=(100, 100) # widths of the hidden layers
@@ -250,9 +250,10 @@ def predict(self:BiCL, x:Tensor, t:int)->Tensor: # logits [R, B, C]
     mean = dict(zip((k for p in self.theta for k in p), self.mean.buffers()))
     return functional_call(self.model, mean, (x,))
 
-# %% ../nbs/08_bicl.ipynb #86ce1d09
+# %% ../nbs/08_bicl.ipynb #b1089ca6
 def bicl_preset(benchmark:str, memory:int)->dict:
-    "Tuned settings that depend on the memory's size."
-    return {}
+    "Tuned settings for a benchmark and a memory size."
+    large = dict(current=5, replayed=10, rounds=2., average=1000, task_beta_lam=1., task_beta_w=1.)
+    return (large if memory > 320 else {}) | (dict(outer_lr=.3) if benchmark.startswith('mnist-') else {})
 
 register_method('BiCL', BiCL, BiCLSettings, preset=bicl_preset)
