@@ -661,9 +661,10 @@ def drive(
         show(outcomes, [*running.values(), *elsewhere])
     return outcomes
 
-# %% ../nbs/12_runner.ipynb #9714d701
+# %% ../nbs/12_runner.ipynb #e3af47f7
 def progress_of(job:Job, out)->float:
     "How far a run is, from 0 to 1, as far as it has told."
+    if result_path(job, out).exists(): return 1.
     try: beat = json.loads(scratch(job, out, '.json').read_text())
     except (OSError, ValueError): return 0.
     return beat['done'] / max(beat['total'], 1)
@@ -676,22 +677,22 @@ def time_left(
     "Estimate how long the rest of a grid takes."
     pace, mean = {}, lambda v: sum(v) / len(v)
     for job, s, f in spent:
-        if f > .02: pace.setdefault((job.method, job.memory), []).append(s / f)
+        if f > .1: pace.setdefault((job.method, job.memory), []).append(s / f)
     if not pace: return None
     usual = mean([mean(v) for v in pace.values()])
     cost = lambda job: mean(pace.get((job.method, job.memory), [usual]))
     rest = [cost(j) * (1 - f) for j, _, f in spent] + [cost(j) for j in waiting]
     return max(sum(rest) / workers, max(rest)) # a single run is not divided
 
-# %% ../nbs/12_runner.ipynb #374d95b9
+# %% ../nbs/12_runner.ipynb #1421fe25
 class Board:
     "The progress bar of a grid; in a log file, where a bar is no use, one line per run."
     def __init__(self, title:str, todo:list, out, workers:int, quiet:bool=False):
         from tqdm import tqdm
-        self.todo, self.out, self.workers = {j.name: j for j in todo}, out, workers
+        self.title, self.todo, self.out, self.workers = title, {j.name: j for j in todo}, out, workers
         self.began, self.seen, self.lines = {}, set(), not quiet and not sys.stderr.isatty()
         self.bar = tqdm(total=len(todo), disable=quiet or self.lines, desc=title, leave=False,
-            bar_format='{desc} {percentage:3.0f}% |{bar:20}| {postfix}', dynamic_ncols=True)
+            bar_format='{percentage:3.0f}% |{bar:20}| {desc}', dynamic_ncols=True)
 
     def __call__(self, outcomes:dict, running:list):
         now, at = time.monotonic(), {j.name: progress_of(j, self.out) for j in running}
@@ -702,8 +703,8 @@ class Board:
         left = time_left(spent, [j for n, j in self.todo.items() if n not in at.keys() | outcomes], self.workers)
         left = '?' if left is None else self.bar.format_interval(left)
         self.bar.n = len(outcomes) + sum(at.values())
-        self.bar.set_postfix_str(f'{len(outcomes)}/{len(self.todo)} runs, {left} left  '
-                                 + ' · '.join(f'{j.label} {at[j.name]:.0%}' for j in running))
+        self.bar.set_description_str(f'{self.title} {len(outcomes)}/{len(self.todo)} runs, {left} left  '
+                                     + ' · '.join(f'{j.label} {at[j.name]:.0%}' for j in running))
 
     def ended(self, name:str, outcomes:dict):
         "Say that a run has ended: always in a log file, on a screen only if it went wrong."
