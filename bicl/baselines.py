@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['PAIRS', 'OnlineSettings', 'network', 'arrivals', 'Online', 'kind_of', 'nearest', 'table', 'Independent', 'step',
            'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'signals', 'fisher', 'EWCSettings', 'EWC',
-           'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'Products', 'AGEMSettings', 'AGEM',
-           'project', 'MERSettings', 'MER']
+           'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'Kernel', 'shares', 'dots',
+           'gram', 'task_gradients', 'AGEMSettings', 'AGEM', 'project', 'MERSettings', 'MER']
 
-# %% ../nbs/09_baselines.ipynb #6ec54c6c
+# %% ../nbs/09_baselines.ipynb #7a16d67a
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.func import functional_call
 from .bilevel import Average, BiCLSettings, Draw, bicl_preset, deal
 from .compiled import can_compile, gradients, mer_compiled, sgd
 from .core import Rng
-from .hypergrad import mlp_grads, mlp_step
+from .hypergrad import layers_of, mlp_grads, mlp_step
 from .learner import Learner, register_method
 from .memory import Reservoir, Ring
 from .models import MLP
@@ -230,20 +230,26 @@ def er_preset(benchmark:str, memory:int)->dict:
 
 register_method('ER', ER, ERSettings, er_preset)
 
-# %% ../nbs/09_baselines.ipynb #e9ad5b60
+# %% ../nbs/09_baselines.ipynb #5a7bd146
 def signals(
-    model:MLP, # the network
+    layers, # weight and bias of every layer, see `layers_of`
     x:Tensor, y:Tensor, # `[R, B, d]` and `[R, B]`
+    w:float|Tensor=1., # weight of each sample, to multiply its errors with
+    h:Tensor|None=None, # what the first layer makes of `x`, if it is known already
 ): # for each layer its input `[R, B, in]` and its error `[R, B, out]`, per sample
     "Forward and backward, keeping what the gradients are made of."
-    acts = [x.expand(len(model.layers[0].bias), -1, -1)]
-    for l in model.layers: acts.append(l(acts[-1]) if l is model.layers[-1] else l(acts[-1]).relu_())
-    d, out = acts.pop().softmax(-1), []
-    d.scatter_add_(2, y[..., None].expand(len(d), -1, 1), torch.full_like(d[..., :1], -1))
-    for l, a in zip(reversed(model.layers), reversed(acts)):
+    (W, b), *rest = layers
+    acts = [x, torch.baddbmm(b, x, W) if h is None else h]
+    for W, b in rest:
+        acts[-1] = acts[-1].relu()
+        acts.append(torch.baddbmm(b, acts[-1], W))
+    z, out = acts.pop(), []
+    d = (z - z.amax(-1, keepdim=True)).exp_() # a softmax by hand: torch's is slow on few classes
+    d.div_(d.sum(-1, keepdim=True)).scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1)).mul_(w)
+    for (W, _), a in zip(reversed(rest), reversed(acts)):
         out.append((a, d))
-        if l is not model.layers[0]: d = torch.bmm(d, l.weight.mT).mul_(a > 0)
-    return out[::-1]
+        d = torch.ops.aten.threshold_backward(torch.bmm(d, W.mT), a, 0) # zero where the unit was silent
+    return [(acts[0], d), *out[::-1]]
 
 @torch.no_grad()
 def fisher(
@@ -252,7 +258,7 @@ def fisher(
 )->list: # like the parameters
     "The diagonal of the empirical Fisher information."
     if type(model) is not MLP: return _fisher_slowly(model, x, y)
-    pairs = ((a.square(), d.square()/x.shape[1]) for a, d in signals(model, x, y))
+    pairs = ((a.square(), d.square()/x.shape[1]) for a, d in signals(layers_of(model), x, y))
     return [f for a, d in pairs for f in (torch.bmm(a.mT, d), d.sum(1, keepdim=True))]
 
 def _fisher_slowly(model, x, y):
@@ -396,88 +402,126 @@ def learn(self:GEM, block):
                 g = [a.view_as(p) for a, p in zip(new, g)]
         with torch.no_grad(): torch._foreach_add_(list(self.model.parameters()), g, alpha=-s.lr)
 
-# %% ../nbs/09_baselines.ipynb #b1fe1f15
-PAIRS = 800 # up to so many memory samples, inner products are summed over pairs of samples
+# %% ../nbs/09_baselines.ipynb #4613019a
+def by_task(s:Tensor, t:int, dim:int)->Tensor:
+    "Sum over the samples of each task."
+    return s.unflatten(dim, (t, -1)).sum(dim + 1)
 
-class Products:
-    "Inner products of per-sample gradients, between past tasks and new samples."
-    def __init__(self, memory:Ring, t:int, block, batch:int):
-        self.t, self.m, self.R = t, memory.per_task, len(memory.y)
-        self.N = N = t*self.m
-        past, empty = memory.x[:, :N], block.x.new_zeros
-        self.x = torch.cat([past, empty(self.R, batch, past.shape[2])], 1)
-        self.y = torch.cat([memory.y[:, :N], block.y.new_zeros(self.R, batch)], 1)
-        n = torch.tensor(memory.counts[:t]).clamp(max=self.m)[:, None]
-        share = (torch.arange(self.m) < n).to(past.dtype)/n # of a sample in its task; 0: empty slot
-        self.share = share.to(past.device).view(1, N)
-        self.new = torch.bmm(block.x, past.mT).add_(1)
-        self.old = torch.bmm(past, past.mT).add_(1) if N <= PAIRS else None
+class Kernel:
+    "The first layer during one block, known by its responses to the pictures in question."
+    def __init__(self, W:Tensor, b:Tensor, old:Tensor, new:Tensor, t:int, lr:float):
+        self.W, self.b, self.t, self.lr, self.x = W, b, t, lr, (old, new)
+        K = lambda a, b: torch.bmm(a, b.mT).add_(1)
+        self.old_old, self.new_old, self.new_new = K(old, old), K(new, old), K(new, new)
+        self.old, self.new = (torch.baddbmm(b, x, W) for x in self.x) # `new` stays as at the block's start
+        self.moved = torch.zeros_like(self.old), torch.zeros_like(self.new) # sum of all errors so far
 
-    def load(self, i:int, block, batch:int):
-        "Put the new samples `i` … behind the memories; returns how many there are."
-        j = min(i + batch, len(block))
-        self.x[:, self.N:self.N+j-i], self.y[:, self.N:self.N+j-i] = block.x[:, i:j], block.y[:, i:j]
-        self.i, self.B = i, j - i
-        return self.x[:, :self.N+j-i], self.y[:, :self.N+j-i]
+    def responses(self, i:int, j:int)->Tensor: # to the memories and to the samples i … j of the block
+        h = torch.baddbmm(self.new[:, i:j], self.new_old[:, i:j], self.moved[0], alpha=-self.lr)
+        if i: h.baddbmm_(self.new_new[:, i:j, :i], self.moved[1][:, :i], alpha=-self.lr)
+        return torch.cat([self.old, h], 1)
 
-    def tasks(self, s:Tensor, dim:int)->Tensor:
-        "Sum over the samples of each task."
-        return s.unflatten(dim, (self.t, self.m)).sum(dim + 1)
+    def step(self, i:int, j:int, new:Tensor, old:Tensor|None):
+        "Take in weighted errors: of the new samples, and of the past if it has a say."
+        self.moved[1][:, i:j] = new
+        self.old.baddbmm_(self.new_old[:, i:j].mT, new, alpha=-self.lr)
+        if old is None: return
+        self.moved[0].add_(old)
+        self.old.baddbmm_(self.old_old, old, alpha=-self.lr)
 
-# %% ../nbs/09_baselines.ipynb #18ff391f
-@patch
-def with_new(self:Products, sig)->Tensor: # G g, [R, t]
-    "Inner products of each past task's gradient with the gradient of the new samples."
-    N, total = self.N, 0
-    for l, (a, d) in enumerate(sig):
-        k = self.new[:, self.i:self.i+self.B] if l == 0 else torch.bmm(a[:, N:], a[:, :N].mT).add_(1)
-        total = torch.bmm(d[:, N:], d[:, :N].mT).mul_(k).add_(total)
-    return self.tasks(total.mean(1).mul_(self.share), 1)
+    def finish(self):
+        "Settle with the weights."
+        for x, d in zip(self.x, self.moved):
+            self.W.baddbmm_(x.mT, d, alpha=-self.lr)
+            self.b.sub_(d.sum(1, keepdim=True), alpha=self.lr)
 
-@patch
-def among_old(self:Products, sig)->Tensor: # G Gᵀ, [R, t, t]
-    "Inner products of the past tasks' gradients."
-    N, R, t, m, total = self.N, self.R, self.t, self.m, 0
-    for l, (a, d) in enumerate(sig):
-        a, d = a[:, :N], d[:, :N]*self.share[..., None]
-        if l == 0 and self.old is not None:
-            s = torch.bmm(d, d.mT).mul_(self.old)
-            total = total + self.tasks(self.tasks(s, 2), 1)
-            continue
-        G = torch.bmm(a.reshape(R*t, m, -1).mT, d.view(R*t, m, -1)).view(R, t, -1)
-        if l == 0: self.first = G
-        b = self.tasks(d, 1)
-        total = total + torch.bmm(G, G.mT) + torch.bmm(b, b.mT)
-    return total
+# %% ../nbs/09_baselines.ipynb #9cfd519b
+def shares(memory:Ring, t:int)->Tensor: # [1, N, 1]
+    "Weight of every memory slot in the mean over its task; zero where it is empty."
+    n = torch.tensor(memory.counts[:t], device=memory.y.device).clamp(max=memory.per_task)[:, None]
+    return ((torch.arange(memory.per_task, device=n.device) < n).to(memory.x.dtype)/n).view(1, -1, 1)
 
-# %% ../nbs/09_baselines.ipynb #fd40e0be
 @patch
 @torch.no_grad()
-def learn_fast(self:GEM, block):
+def learn_by_products(self:GEM, block):
+    "The same as `learn`, for the MLP and a memory that is not too large."
+    s, t, M, layers = self.settings, block.task, self.memory, layers_of(self.model)
+    old, N = shares(M, t), t*M.per_task
+    inputs = Kernel(*layers[0], M.x[:, :N], block.x, t, s.lr)
+    for i in range(0, len(block), s.batch):
+        j = min(i + s.batch, len(block))
+        y, w = torch.cat([M.y[:, :N], block.y[:, i:j]], 1), torch.cat([old, old.new_full((1, j-i, 1), 1/(j-i))], 1)
+        (_, d), *upper = signals(layers, None, y, w, inputs.responses(i, j))
+        v = duals(dots(inputs.new_old[:, i:j], d, upper, t), s.margin, gram, inputs, d, upper, t)
+        u = v if v is None else v.repeat_interleave(M.per_task, 1)[..., None]
+        inputs.step(i, j, d[:, N:], v if v is None else d[:, :N]*u)
+        for (W, b), (a, e) in zip(layers[1:], upper):
+            if v is None: a, e = a[:, N:], e[:, N:]
+            else: e[:, :N].mul_(u)
+            W.baddbmm_(a.mT, e, alpha=-s.lr)
+            b.sub_(e.sum(1, keepdim=True), alpha=s.lr)
+    inputs.finish()
+
+# %% ../nbs/09_baselines.ipynb #c0097bd8
+def dots(K:Tensor, d:Tensor, upper, t:int)->Tensor: # G g, [R, t]
+    "Inner products of the past tasks' gradients with the new gradient."
+    N = K.shape[2]
+    q = torch.bmm(d[:, N:], d[:, :N].mT).mul_(K)
+    for a, e in upper: q.addcmul_(torch.bmm(a[:, N:], a[:, :N].mT).add_(1), torch.bmm(e[:, N:], e[:, :N].mT))
+    return by_task(q.sum(1), t, 1)
+
+def gram(inputs:Kernel, d:Tensor, upper, t:int)->Tensor: # G Gᵀ, [R, t, t]
+    "Inner products of the past tasks' gradients."
+    R, N, _ = inputs.old.shape
+    P = by_task(by_task(torch.bmm(d[:, :N], d[:, :N].mT).mul_(inputs.old_old), t, 2), t, 1)
+    for a, e in upper:
+        a, e = a[:, :N].reshape(R*t, N//t, -1), e[:, :N].reshape(R*t, N//t, -1)
+        G, b = torch.bmm(a.mT, e).view(R, t, -1), e.sum(1).view(R, t, -1)
+        P.baddbmm_(G, G.mT).baddbmm_(b, b.mT)
+    return P
+
+# %% ../nbs/09_baselines.ipynb #9fca17d2
+def task_gradients(
+    model:MLP, # the network
+    memory:Ring, # of the past
+    out:Tensor, # where to write the gradients, `[R, t, P]`
+)->Tensor:
+    "The gradient of the mean loss on each past task's memory."
+    R, t, _ = out.shape
+    layers, shapes = layers_of(model), [p.shape[1:] for p in model.parameters()]
+    chunks = [slice(r, r + 1) for r in range(R)] if out.device.type == 'cpu' else [slice(0, R)]
+    for r in chunks:
+        for k in range(t):
+            b, G = memory.of_task(k), out[r, k].split([s.numel() for s in shapes], 1)
+            sig = signals([(W[r], c[r]) for W, c in layers], b.x[r], b.y[r], 1/len(b))
+            for l, (a, d) in enumerate(sig):
+                G[2*l].view(-1, *shapes[2*l]).copy_(torch.bmm(a.mT, d))
+                G[2*l+1].copy_(d.sum(1))
+    return out
+
+@patch
+@torch.no_grad()
+def learn_by_gradients(self:GEM, block):
     "The same as `learn`, for the MLP."
-    s, t, B = self.settings, block.task, len(block)
-    p = Products(self.memory, t, block, s.batch)
-    for i in range(0, B, s.batch):
-        sig = signals(self.model, *p.load(i, block, s.batch))
-        v = duals(p.with_new(sig), s.margin, p.among_old, sig)
-        w = p.share.new_full((self.R, p.B), 1/p.B)
-        if v is None: sig = [(a[:, p.N:], d[:, p.N:]) for a, d in sig]
-        else: w = torch.cat([v.repeat_interleave(p.m, 1)*p.share, w], 1)
-        for l, (layer, (a, d)) in enumerate(zip(self.model.layers, sig)):
-            d = d*w[..., None]
-            layer.bias.sub_(d.sum(1, keepdim=True), alpha=s.lr)
-            if l == 0 and v is not None and p.old is None: # the g_k are there: use them
-                layer.weight.flatten(1).unsqueeze(1).baddbmm_(v[:, None], p.first, alpha=-s.lr)
-                a, d = a[:, p.N:], d[:, p.N:]
-            layer.weight.baddbmm_(a.mT, d, alpha=-s.lr)
+    s, t, params = self.settings, block.task, list(self.model.parameters())
+    G = block.x.new_empty(self.R, t, sum(p[0].numel() for p in params))
+    for x, y in zip(block.x.split(s.batch, 1), block.y.split(s.batch, 1)):
+        g = flat(mlp_grads(self.model, x, y)[0].values())[:, None]
+        task_gradients(self.model, self.memory, G)
+        v = duals(torch.bmm(G, g.mT)[..., 0], s.margin, torch.bmm, G, G.mT)
+        if v is not None: g = g.baddbmm_(v[:, None], G)
+        for p, a in zip(params, g[:, 0].split([p[0].numel() for p in params], 1)): p.sub_(a.view_as(p), alpha=s.lr)
+
+# %% ../nbs/09_baselines.ipynb #e0a36909
+PAIRS = 800 # up to so many memory samples, inner products are the cheaper way
 
 @patch
 def observe(self:GEM, block):
     "Learn sample by sample (or batch by batch), never against the past."
-    s = self.settings
-    if type(self.model) is not MLP: self.learn(block)
-    elif block.task: self.learn_fast(block)
-    else: sgd(self.model, block.x, block.y, arrivals(block, s.batch), s.lr)
+    s, N = self.settings, block.task*self.memory.per_task
+    if not block.task: sgd(self.model, block.x, block.y, arrivals(block, s.batch), s.lr)
+    elif type(self.model) is not MLP: self.learn(block)
+    else: (self.learn_by_products if N <= PAIRS else self.learn_by_gradients)(block)
     self.memory.add(block)
 
 register_method('GEM', GEM, GEMSettings, table(
