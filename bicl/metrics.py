@@ -15,7 +15,7 @@ from scipy import stats
 
 from .core import Rng, project_root
 
-# %% ../nbs/10_metrics.ipynb #9367fd0c
+# %% ../nbs/10_metrics.ipynb #8d91119e
 def as_matrix(
     accuracy, # tensor or array `[R, T+1, T]`, percent; a single matrix `[T+1, T]` is taken as R = 1
 )->np.ndarray: # float64 `[R, T+1, T]`
@@ -23,8 +23,8 @@ def as_matrix(
     a = np.asarray(accuracy.detach().cpu() if hasattr(accuracy, 'detach') else accuracy, np.float64)
     if a.ndim == 2: a = a[None]
     if a.ndim != 3 or a.shape[1] != a.shape[2] + 1:
-        raise ValueError(f'an accuracy matrix is [R, T+1, T] with the untrained row first, got {a.shape}')
-    if not np.isfinite(a).all(): raise ValueError('the accuracy matrix holds values that are not finite')
+        raise ValueError(f'an accuracy matrix is [R, T+1, T], untrained row first, got {a.shape}')
+    if not np.isfinite(a).all(): raise ValueError('some values of the matrix are not finite')
     return a
 
 # %% ../nbs/10_metrics.ipynb #e08873e0
@@ -137,14 +137,15 @@ def best_and_tied(
     return pd.DataFrame(dict(mean=mean, p=p, p_holm=adjusted, best=mean.index == mean.index[0],
                              bold=adjusted >= level)).rename_axis('method')
 
-# %% ../nbs/10_metrics.ipynb #a1ab2c50
+# %% ../nbs/10_metrics.ipynb #61c58523
 PAPER_RUNS = 5 # the paper prints standard deviations but not of how many runs; five is our reading
 
 def paper_table(
     recompute:bool=True, # BTI as LA − RA (True) or as printed (False)
 )->pd.DataFrame: # benchmark, method, memory, metric, mean, std, bold
     "The paper's Table 1 in tidy form."
-    t = pd.read_csv(project_root()/'nbs'/'experiments'/'paper_table1.csv', dtype=dict(memory='Int64'))
+    path = project_root()/'nbs'/'experiments'/'paper_table1.csv'
+    t = pd.read_csv(path, dtype=dict(memory='Int64'))
     if recompute:
         key = ['benchmark', 'method', 'memory']
         wide = t.pivot(index=key, columns='metric', values='mean')

@@ -8,7 +8,7 @@ __all__ = ['STREAM', 'KEYS', 'TOP', 'COLUMNS', 'NOTEBOOK', 'THREADS', 'TRIES', '
            'scratch', 'finished', 'answers', 'answer', 'same_settings', 'supersede', 'start', 'finish', 'claim',
            'Outcome', 'notebook_path', 'compact', 'execute', 'serve', 'cores', 'slots', 'Worker', 'Local', 'remote',
            'Dask', 'drive', 'progress_of', 'time_left', 'Board', 'missing_data', 'sort_out', 'run_jobs', 'summary_text',
-           'bicl_run']
+           'seed_list', 'bicl_run']
 
 # %% ../nbs/12_runner.ipynb #db6255f8
 import json, os, re, socket, subprocess, sys, threading, time
@@ -34,7 +34,7 @@ from .data import DataError
 from .learner import Run, code_of, find_method, load_checkpoint, make_settings
 from .streams import BENCHMARKS, PROTOCOLS, make_stream
 
-# %% ../nbs/12_runner.ipynb #ffc146cc
+# %% ../nbs/12_runner.ipynb #8730697e
 @dataclass(frozen=True)
 class Job:
     "One run of an experiment: what is asked of it."
@@ -50,9 +50,10 @@ class Job:
     @property
     def label(self)->str:
         "How the job is called on the screen."
-        return ' '.join(map(str, [self.method, *([self.memory] if self.memory else []), self.benchmark]))
+        size = [str(self.memory)] if self.memory else []
+        return ' '.join([self.method, *size, self.benchmark])
 
-# %% ../nbs/12_runner.ipynb #dbde4291
+# %% ../nbs/12_runner.ipynb #17ea0666
 STREAM = ('tasks', 'per_task', 'block')
 
 @patch
@@ -69,29 +70,32 @@ def has_memory(self:Job)->bool:
 
 @patch
 def resolve(self:Job)->dict:
-    "Every setting of the method as the run will use it: defaults, preset, memory and what was asked."
+    "Every setting of the method as the run will use it."
     m, memory = find_method(self.method), self.memory or 200 # as in `make_learner`
     given = dict(m.preset(self.benchmark, memory)) if self.preset and m.preset else {}
     if self.has_memory: given['memory'] = memory
     return json.loads(json.dumps(asdict(make_settings(m, given | self.parts()[2]))))
 
-# %% ../nbs/12_runner.ipynb #67422eb1
+# %% ../nbs/12_runner.ipynb #e381c0c5
 @patch
 def check(self:Job):
     "Raise a `ValueError` that says what is wrong with this job, if anything is."
     if self.benchmark not in BENCHMARKS:
-        raise ValueError(f'benchmark {self.benchmark!r} is unknown; known are {", ".join(BENCHMARKS)}')
+        raise ValueError(f'benchmark {self.benchmark!r} is unknown; '
+                         f'known are {", ".join(BENCHMARKS)}')
     if self.protocol not in PROTOCOLS:
         raise ValueError(f'protocol {self.protocol!r} is unknown; known are {", ".join(PROTOCOLS)}')
     whole = lambda v, low: isinstance(v, int) and not isinstance(v, bool) and v >= low
-    if not self.seeds or not all(whole(s, 0) for s in self.seeds) or len(set(self.seeds)) < len(self.seeds):
+    s = self.seeds
+    if not s or not all(whole(v, 0) for v in s) or len(set(s)) < len(s):
         raise ValueError(f'seeds must be different whole numbers from 0 on, got {list(self.seeds)}')
     if self.memory is not None and not whole(self.memory, 1):
-        raise ValueError(f'memory must be a whole number of samples, at least 1, got {self.memory!r}')
+        raise ValueError(f'memory must be a whole number, at least 1, got {self.memory!r}')
     stream, loop, _ = self.parts()
     for k, v in (stream | loop).items():
         if k not in STREAM:
-            raise ValueError(f'setting stream.{k} is unknown; known are stream.{", stream.".join(STREAM)}')
+            raise ValueError(f'setting stream.{k} is unknown; '
+                             f'known are stream.{", stream.".join(STREAM)}')
         if not whole(v, 1): raise ValueError(f'stream.{k}={v!r} must be a whole number, at least 1')
     self.resolve()
 
@@ -126,7 +130,7 @@ def name(self:Job)->str:
     head = f'{self.benchmark}_{self.method}_{self.memory or 0}_{self.protocol}'
     return re.sub(r'[^\w.-]+', '-', head) + f'_{self.stamp}'
 
-# %% ../nbs/12_runner.ipynb #39e805da
+# %% ../nbs/12_runner.ipynb #ed04cd29
 KEYS = tuple(f.name for f in fields(Job)) + ('sweep',)
 TOP = KEYS + ('title', 'plugins', 'runs')
 
@@ -134,9 +138,10 @@ def _check_entry(entry:dict):
     "Say what is wrong with the form of an entry."
     for k in ('benchmark', 'method'):
         if not entry.get(k): raise ValueError(f'{k} is missing')
+    names = {list: 'a list', dict: 'names and values'}
     for k, kind in dict(seeds=list, settings=dict, sweep=dict).items():
-        if not isinstance(entry.get(k) or kind(), kind): raise ValueError(
-            f'{k} must be a {dict(list="list", dict="set of names and values")[kind.__name__]}, got {entry[k]!r}')
+        if not isinstance(entry.get(k) or kind(), kind):
+            raise ValueError(f'{k} must be {names[kind]}, got {entry[k]!r}')
 
 def expand(
     entry:dict, # keys of `Job`, and `sweep`
@@ -153,7 +158,7 @@ def expand(
     return [Job(**fixed, **dict(zip(axes, a)), settings=base | dict(zip(wide, w)))
             for a in product(*axes.values()) for w in product(*wide.values())]
 
-# %% ../nbs/12_runner.ipynb #99c4cc77
+# %% ../nbs/12_runner.ipynb #41213304
 class _Loader(yaml.SafeLoader): "YAML that reads 1e-3 as a number."
 _Loader.add_implicit_resolver('tag:yaml.org,2002:float',
     re.compile(r'^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$'), list('-+0123456789'))
@@ -167,8 +172,9 @@ def read_yaml(
 )->tuple[Path, dict]:
     "The content of a grid file, with its keys checked."
     path = Path(name) if str(name).endswith(('.yaml', '.yml')) else grids().get(str(name))
-    if path is None or not path.is_file(): raise ValueError(
-        f'there is no grid {str(name)!r}; known are {", ".join(grids())}, or give the path of a .yaml file')
+    if path is None or not path.is_file():
+        raise ValueError(f'there is no grid {str(name)!r}; known are {", ".join(grids())}, '
+                         'or give the path of a .yaml file')
     try: raw = yaml.load(path.read_text(encoding='utf-8'), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ValueError(f'{path.name} is not valid YAML: {" ".join(str(e).split())}') from e
@@ -176,12 +182,13 @@ def read_yaml(
         raise ValueError(f'{path.name} needs a list `runs` with at least one entry')
     for where, d, known in [('top level', raw, TOP), *((f'entry {i + 1} of runs', r, KEYS)
                                                        for i, r in enumerate(raw['runs']))]:
-        if not isinstance(d, dict): raise ValueError(f'{path.name}, {where}: expected keys, got {d!r}')
+        if not isinstance(d, dict):
+            raise ValueError(f'{path.name}, {where}: expected keys, got {d!r}')
         if (odd := [k for k in d if k not in known]): raise ValueError(
             f'{path.name}, {where}: unknown key {odd[0]!r}; known are {", ".join(known)}')
     return path, raw
 
-# %% ../nbs/12_runner.ipynb #6330bb02
+# %% ../nbs/12_runner.ipynb #b2502f51
 @dataclass
 class Grid:
     "A list of jobs with a name."
@@ -203,7 +210,8 @@ def load_grid(
     "Read a grid and check every job of it."
     path, raw = read_yaml(name)
     plugins, title = raw.get('plugins') or [], str(raw.get('title', path.stem))
-    if not isinstance(plugins, list): raise ValueError(f'{path.name}: plugins must be a list, got {plugins!r}')
+    if not isinstance(plugins, list):
+        raise ValueError(f'{path.name}: plugins must be a list, got {plugins!r}')
     try: load_plugins(plugins)
     except ImportError as e: raise ValueError(f'{path.name}: plugin cannot be imported: {e}') from e
     common = {k: v for k, v in raw.items() if k in KEYS}
@@ -214,8 +222,9 @@ def load_grid(
         try:
             for job in expand(common | entry | force):
                 job.check()
-                job = replace(job, method=find_method(job.method).name, memory=job.memory if job.has_memory else None)
-                jobs.setdefault(json.dumps(job.ask(), sort_keys=True), job) # the same row twice is one
+                memory = job.memory if job.has_memory else None
+                job = replace(job, method=find_method(job.method).name, memory=memory)
+                jobs.setdefault(json.dumps(job.ask(), sort_keys=True), job) # the same twice is one
         except ValueError as e: bad.append(f'entry {i + 1} of runs: {e}')
     if bad: raise ValueError(f'{path.name}: ' + '\n  '.join(bad))
     return Grid(path.stem, title, list(jobs.values()), tuple(plugins))
@@ -247,7 +256,7 @@ def write_result(rows:pd.DataFrame, path):
     table = table.replace_schema_metadata(table.schema.metadata | {b'bicl': _digest(rows)})
     with atomic(path, 'wb') as f: pq.write_table(table, f, compression='zstd')
 
-# %% ../nbs/12_runner.ipynb #df37e36d
+# %% ../nbs/12_runner.ipynb #b2aa49fb
 class ResultError(ValueError): "A result file is damaged or is not one."
 
 def read_result(
@@ -258,13 +267,15 @@ def read_result(
     try:
         table = pq.read_table(path, partitioning=None)
         df = table.to_pandas()
-        if table.schema.metadata[b'bicl'] != _digest(df): raise ValueError('its checksum does not fit')
+        if table.schema.metadata[b'bicl'] != _digest(df): raise ValueError('wrong checksum')
         df = df[COLUMNS].astype(dict(memory='Int64'))
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as e:
-        raise ResultError(f'{Path(path).name} cannot be read ({type(e).__name__}: {str(e)[:80]})') from e
+        why = f'{type(e).__name__}: {str(e)[:80]}'
+        raise ResultError(f'{Path(path).name} cannot be read ({why})') from e
     R, T = df.seed.nunique(), df.task_tested.nunique()
     if len(df) != R * T * (T + 1) or df.stamp.nunique() != 1 or df.value.isna().any():
-        raise ResultError(f'{Path(path).name} is not complete: {len(df)} rows for {R} seeds and {T} tasks')
+        raise ResultError(f'{Path(path).name} is not complete: '
+                          f'{len(df)} rows for {R} seeds and {T} tasks')
     return df
 
 # %% ../nbs/12_runner.ipynb #f363c70c
@@ -306,9 +317,9 @@ def supersede(job:Job, out):
     for p in answers(job, out)[1:]:
         for q in (p, p.with_suffix('.ipynb')): q.unlink(missing_ok=True)
 
-# %% ../nbs/12_runner.ipynb #aac2abaa
+# %% ../nbs/12_runner.ipynb #58ad8466
 def _heartbeat(path:Path, every:float=.5):
-    "A function (done, total) that notes progress in a small file, not more often than `every` seconds."
+    "A function (done, total) that notes progress in a small file, every so many seconds."
     last = 0.
     def beat(done, total):
         nonlocal last
@@ -370,11 +381,11 @@ def claim(
         os.unlink(path)
         os.close(fd)
 
-# %% ../nbs/12_runner.ipynb #70849bda
+# %% ../nbs/12_runner.ipynb #75732a9f
 @dataclass
 class Outcome:
     "How a job ended."
-    status:str # ran, skipped (done before), unavailable (no data), failed, died, busy (runs elsewhere)
+    status:str # ran, skipped (done before), unavailable (no data), failed, died, busy (elsewhere)
     seconds:float=0.
     note:str='' # why
 
@@ -392,15 +403,15 @@ def parameters(self:Job, out)->dict:
     "What goes into the notebook's parameters cell."
     return json.loads(json.dumps(asdict(self))) | dict(out=str(out))
 
-# %% ../nbs/12_runner.ipynb #eb9fb878
+# %% ../nbs/12_runner.ipynb #cff4d3be
 def _fewer_colours(png:str, n:int=256)->str: # base64, as notebooks store pictures
     "A smaller version of a picture."
     from base64 import b64decode, b64encode
     from io import BytesIO
 
     from PIL import Image
-    out = BytesIO()
-    Image.open(BytesIO(b64decode(png))).convert('RGB').quantize(n, dither=0).save(out, 'png', optimize=True)
+    out, image = BytesIO(), Image.open(BytesIO(b64decode(png))).convert('RGB')
+    image.quantize(n, dither=0).save(out, 'png', optimize=True)
     return b64encode(out.getvalue()).decode()
 
 def _shown(out)->str:
@@ -421,18 +432,20 @@ def compact(
         for o in c['outputs']:
             if 'execution_count' in o: o['execution_count'] = None
             o.get('metadata', {}).clear()
-            if (png := o.get('data', {}).get('image/png')): o['data']['image/png'] = _fewer_colours(png)
+            data = o.get('data', {})
+            if 'image/png' in data: data['image/png'] = _fewer_colours(data['image/png'])
         if 'injected-parameters' in c['metadata'].get('tags', []):
             c['source'] = c['source'].replace(str(out), _shown(out))
     nb['metadata'] = {'kernelspec': dict(display_name='python3', language='python', name='python3')}
     return nb
 
-# %% ../nbs/12_runner.ipynb #6de9e91c
+# %% ../nbs/12_runner.ipynb #dbce490c
 def _sockets(folder:str)->dict:
     "Arguments for papermill: sockets in `folder` instead of TCP ports, where that is possible."
     from traitlets.config import Config
-    if os.name != 'posix' or len(folder) > 80: return {} # a socket's path has at most 103 characters
-    return dict(config=Config(KernelManager=dict(transport='ipc', connection_file=f'{folder}/k.json')))
+    if os.name != 'posix' or len(folder) > 80: return {} # the path of a socket must be short
+    how = dict(transport='ipc', connection_file=f'{folder}/k.json')
+    return dict(config=Config(KernelManager=how))
 
 def _papermill(job:Job, out:Path):
     "Execute the notebook; the draft is kept in `checkpoints/` if it fails."
@@ -440,11 +453,14 @@ def _papermill(job:Job, out:Path):
     draft = scratch(job, out, '.ipynb')
     draft.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix='bicl-', ignore_cleanup_errors=True) as d:
-        nb = papermill.execute_notebook(notebook_path(), draft, job.parameters(out), kernel_name='python3',
-            progress_bar=False, request_save_on_cell_execute=False, start_timeout=300, **_sockets(d))
-    if not finished(job, out): raise RuntimeError('the notebook ended without the result file of this '
-        'stamp (was the code changed in the meantime?)')
-    with atomic(result_path(job, out).with_suffix('.ipynb')) as f: nbformat.write(compact(nb, out), f)
+        nb = papermill.execute_notebook(notebook_path(), draft, job.parameters(out),
+            kernel_name='python3', progress_bar=False, request_save_on_cell_execute=False,
+            start_timeout=300, **_sockets(d))
+    if not finished(job, out):
+        raise RuntimeError('the notebook ended without the result file of this stamp '
+                           '(was the code changed in the meantime?)')
+    with atomic(result_path(job, out).with_suffix('.ipynb')) as f:
+        nbformat.write(compact(nb, out), f)
     draft.unlink(missing_ok=True)
 
 def execute(
@@ -495,8 +511,8 @@ def serve(
         got = execute(Job(**ask | dict(seeds=tuple(ask['seeds']))), out)
         print(json.dumps(asdict(got)), file=answers_to, flush=True)
 
-# %% ../nbs/12_runner.ipynb #9d41bb5a
-THREADS = 'OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_NUM_THREADS NUMBA_NUM_THREADS'.split()
+# %% ../nbs/12_runner.ipynb #087f226b
+THREADS = [f'{k}_NUM_THREADS' for k in ('OMP', 'MKL', 'OPENBLAS', 'NUMEXPR', 'NUMBA')]
 
 def cores()->int:
     "Processors that this process may use."
@@ -515,7 +531,7 @@ def slots(
     pin = lambda i: dict(CUDA_VISIBLE_DEVICES=str(i % gpus)) if gpus and ':' not in device else {}
     return [common | pin(i) for i in range(n)]
 
-# %% ../nbs/12_runner.ipynb #a6ccf0c9
+# %% ../nbs/12_runner.ipynb #57959d8e
 class Worker:
     "One worker process, seen from the runner."
     def __init__(self, env:dict, log:Path, events:Queue):
@@ -525,8 +541,8 @@ class Worker:
     def start(self):
         "Start the process, and a thread that passes its answers on."
         code = f'from bicl.runner import serve; serve({str(self.log)!r})'
-        self.proc = subprocess.Popen([sys.executable, '-c', code], text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | self.env)
+        self.proc = subprocess.Popen([sys.executable, '-c', code], env=os.environ | self.env,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         threading.Thread(target=self.listen, args=[self.proc], daemon=True).start()
 
     def listen(self, proc):
@@ -590,14 +606,13 @@ def remote(
         files = {p.name: p.read_bytes() for p in (Path(own)/'runs').glob('*')}
     return asdict(got), files
 
-# %% ../nbs/12_runner.ipynb #00107d39
+# %% ../nbs/12_runner.ipynb #310c9a90
 class Dask:
     "Run jobs on an existing dask cluster."
     def __init__(self, out, scheduler:str, plugins=()):
         try: from distributed import Client
         except ImportError as e:
             raise ValueError("--engine dask needs dask: pip install 'bicl[dask]'") from e
-        if not scheduler: raise ValueError('--engine dask needs --scheduler ADDRESS, such as tcp://host:8786')
         self.out, self.plugins, self.futures = Path(out), tuple(plugins), {}
         try: self.client = Client(scheduler, timeout='10s', set_as_default=False)
         except (OSError, ValueError, TimeoutError) as e:
@@ -615,7 +630,8 @@ class Dask:
 
     def poll(self, seconds:float)->list:
         end = time.monotonic() + seconds
-        while not (done := [f for f in self.futures if f.done()]) and time.monotonic() < end: time.sleep(.05)
+        while not (done := [f for f in self.futures if f.done()]) and time.monotonic() < end:
+            time.sleep(.05)
         return [(self.futures.pop(f), self.collect(f)) for f in done]
 
     def close(self):
@@ -633,7 +649,7 @@ def collect(self:Dask, future)->Outcome:
         with atomic(self.out/'runs'/name, 'wb') as f: f.write(data)
     return Outcome(**got)
 
-# %% ../nbs/12_runner.ipynb #35fbd88d
+# %% ../nbs/12_runner.ipynb #c48c59a7
 TRIES = 2 # a job whose kernel or worker dies is started once more
 
 def drive(
@@ -656,7 +672,8 @@ def drive(
             if got.status == 'busy': elsewhere.append(job)
             elif got.status == 'died' and tries[job.name] < TRIES: todo.appendleft(job)
             else:
-                if got.status == 'died': got = replace(got, status='failed', note=f'{got.note} (twice)')
+                if got.status == 'died':
+                    got = replace(got, status='failed', note=f'{got.note} (twice)')
                 outcomes[job.name] = got
         show(outcomes, [*running.values(), *elsewhere])
     return outcomes
@@ -684,12 +701,13 @@ def time_left(
     rest = [cost(j) * (1 - f) for j, _, f in spent] + [cost(j) for j in waiting]
     return max(sum(rest) / workers, max(rest)) # a single run is not divided
 
-# %% ../nbs/12_runner.ipynb #1421fe25
+# %% ../nbs/12_runner.ipynb #4a241f7d
 class Board:
     "The progress bar of a grid; in a log file, where a bar is no use, one line per run."
     def __init__(self, title:str, todo:list, out, workers:int, quiet:bool=False):
         from tqdm import tqdm
-        self.title, self.todo, self.out, self.workers = title, {j.name: j for j in todo}, out, workers
+        self.title, self.out, self.workers = title, out, workers
+        self.todo = {j.name: j for j in todo}
         self.began, self.seen, self.lines = {}, set(), not quiet and not sys.stderr.isatty()
         self.bar = tqdm(total=len(todo), disable=quiet or self.lines, desc=title, leave=False,
             bar_format='{percentage:3.0f}% |{bar:20}| {desc}', dynamic_ncols=True)
@@ -700,21 +718,24 @@ class Board:
         for n in outcomes.keys() - self.seen: self.ended(n, outcomes)
         spent = [(j, now - self.began[j.name], at[j.name]) for j in running]
         spent += [(self.todo[n], o.seconds, 1.) for n, o in outcomes.items() if o.status == 'ran']
-        left = time_left(spent, [j for n, j in self.todo.items() if n not in at.keys() | outcomes], self.workers)
+        rest = [j for n, j in self.todo.items() if n not in at.keys() | outcomes]
+        left = time_left(spent, rest, self.workers)
         left = '?' if left is None else self.bar.format_interval(left)
         self.bar.n = len(outcomes) + sum(at.values())
-        self.bar.set_description_str(f'{self.title} {len(outcomes)}/{len(self.todo)} runs, {left} left  '
-                                     + ' · '.join(f'{j.label} {at[j.name]:.0%}' for j in running))
+        now_at = ' · '.join(f'{j.label} {at[j.name]:.0%}' for j in running)
+        self.bar.set_description_str(
+            f'{self.title} {len(outcomes)}/{len(self.todo)} runs, {left} left  {now_at}')
 
     def ended(self, name:str, outcomes:dict):
         "Say that a run has ended: always in a log file, on a screen only if it went wrong."
         self.seen.add(name)
         o = outcomes[name]
         line = f'{o.status:11} {self.todo[name].label}  {o.seconds:.0f} s  {o.note}'.rstrip()
-        if self.lines: print(f'[{len(self.seen)}/{len(self.todo)}] {line}', file=sys.stderr, flush=True)
+        count = f'[{len(self.seen)}/{len(self.todo)}]'
+        if self.lines: print(count, line, file=sys.stderr, flush=True)
         elif o.status in ('failed', 'unavailable'): self.bar.write(line, file=sys.stderr)
 
-# %% ../nbs/12_runner.ipynb #1d10c4e6
+# %% ../nbs/12_runner.ipynb #e0c4bc87
 def _writable(out:Path):
     "Make the grid's folders, or say that it cannot be done."
     try:
@@ -722,7 +743,8 @@ def _writable(out:Path):
             (out/d).mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=out/d): pass
     except OSError as e:
-        raise OSError(e.errno, f'cannot write to {out} ({e.strerror}): choose another folder with --out') from e
+        raise OSError(e.errno, f'cannot write to {out} ({e.strerror}): '
+                               'choose another folder with --out') from e
 
 def missing_data(jobs:list)->dict[str, str]: # benchmark → what is missing
     "Which benchmarks cannot be built on this machine, and why."
@@ -741,10 +763,11 @@ def sort_out(jobs:list, out:Path, stale:bool, local:bool)->tuple[list, dict]:
             outcomes[job.name] = Outcome('skipped', note='finished before, by older code')
         else: todo.append(job)
     why = missing_data(todo) if local else {}
-    outcomes |= {j.name: Outcome('unavailable', note=why[j.benchmark]) for j in todo if j.benchmark in why}
+    for j in todo:
+        if j.benchmark in why: outcomes[j.name] = Outcome('unavailable', note=why[j.benchmark])
     return [j for j in todo if j.benchmark not in why], outcomes
 
-# %% ../nbs/12_runner.ipynb #b43f0b12
+# %% ../nbs/12_runner.ipynb #88aff51d
 def run_jobs(
     jobs:list, # of `Job`
     out, # folder of rows and executed notebooks
@@ -762,37 +785,47 @@ def run_jobs(
     todo, outcomes = sort_out(jobs, out, stale, local=not scheduler)
     if todo:
         envs = slots(workers, todo[0].device)
-        engine = Dask(out, scheduler, plugins) if scheduler else Local(out, envs[:len(todo)], plugins)
+        engine = (Dask(out, scheduler, plugins) if scheduler else
+                  Local(out, envs[:len(todo)], plugins))
         try: outcomes |= drive(engine, todo, Board(title, todo, out, len(envs), quiet))
         finally: engine.close()
-    for n in damaged: outcomes[n].note = f'result file was damaged, done again. {outcomes[n].note}'.strip()
-    return pd.DataFrame([dict(job=j.label, protocol=j.protocol, **asdict(outcomes[j.name])) for j in jobs])
+    for n in damaged:
+        outcomes[n].note = f'result file was damaged, done again. {outcomes[n].note}'.strip()
+    return pd.DataFrame([dict(job=j.label, protocol=j.protocol, **asdict(outcomes[j.name]))
+                         for j in jobs])
 
-# %% ../nbs/12_runner.ipynb #7b8db993
+# %% ../nbs/12_runner.ipynb #0ccde9c2
 def summary_text(
     frame:pd.DataFrame, # from `run_jobs`
     seconds:float, # by the clock on the wall
 )->str:
     "The table at the end of a grid."
     n = frame.status.value_counts()
-    lines = [f'{r.status:12} {r.seconds:7.1f} s  {r.protocol:8}  {r.job}' + (f'  ({r.note})' if r.note else '')
-             for r in frame.itertuples()]
+    lines = [f'{r.status:12} {r.seconds:7.1f} s  {r.protocol:8}  {r.job}'
+             + (f'  ({r.note})' if r.note else '') for r in frame.itertuples()]
     total = ', '.join(f'{n[s]} {s}' for s in ('ran', 'skipped', 'unavailable', 'failed') if s in n)
     return '\n'.join([*lines, f'{len(frame)} runs: {total}. {seconds:.0f} s in all.'])
 
-# %% ../nbs/12_runner.ipynb #b4a79c6a
+# %% ../nbs/12_runner.ipynb #3689352b
+def seed_list(
+    text:str, # such as "100,101"
+)->list[int]:
+    "Seeds from the command line."
+    try: return [int(s) for s in text.replace(',', ' ').split()]
+    except ValueError: raise ValueError(
+        f'--seeds takes whole numbers such as 100,101, got {text!r}') from None
+
 def _run(grid, out, jobs, engine, scheduler, seeds, only, device, stale)->pd.DataFrame:
     "The work of `bicl_run`, with its arguments still as words."
-    if engine not in ('local', 'dask'): raise ValueError(f'engine {engine!r} is unknown; use local or dask')
+    if engine not in ('local', 'dask'):
+        raise ValueError(f'engine {engine!r} is unknown; use local or dask')
     if engine == 'dask' and not scheduler:
         raise ValueError('--engine dask needs --scheduler ADDRESS, such as tcp://host:8786')
-    try: seeds = [int(s) for s in seeds.replace(',', ' ').split()]
-    except ValueError: raise ValueError(f'--seeds takes whole numbers such as 100,101, got {seeds!r}') from None
-    g = load_grid(grid, seeds, device)
+    g = load_grid(grid, seed_list(seeds), device)
     todo = [j for j in g.jobs if only.lower() in f'{j.label} {j.protocol}'.lower()]
     if not todo: raise ValueError(f'no run of {g.name} contains {only!r}')
-    out = out or project_root()/'reports'/g.name
-    return run_jobs(todo, out, g.name, jobs or None, scheduler if engine == 'dask' else '', g.plugins, stale)
+    out, scheduler = out or project_root()/'reports'/g.name, scheduler if engine == 'dask' else ''
+    return run_jobs(todo, out, g.name, jobs or None, scheduler, g.plugins, stale)
 
 # %% ../nbs/12_runner.ipynb #03d6511b
 @contextmanager
