@@ -28,7 +28,8 @@ fresh.set_forkserver_preload(['torch', 'pandas', 'seaborn', 'nbdev.test'])
 
 def child(path, log):
     "Run a notebook; leave its traceback in `log` if it fails."
-    with redirect_stderr(io.StringIO()) as err: ok, _ = run_notebook(path, skip_flags=FLAGS, basepath=ROOT)
+    with redirect_stderr(io.StringIO()) as err:
+        ok, _ = run_notebook(path, skip_flags=FLAGS, basepath=ROOT)
     if not ok: log.write_text(err.getvalue(), encoding='utf-8')
 
 def name(path): return path.relative_to(NBS).with_suffix('').as_posix()
@@ -45,10 +46,11 @@ def test_chapter(path, tmp_path):
 def test_experiment(path, tmp_path):
     known = papermill.inspect_notebook(str(path))
     given = {k: v for k, v in dict(out=str(tmp_path/'out'), quick=True).items() if k in known}
-    papermill.execute_notebook(str(path), str(tmp_path/path.name), parameters=given, cwd=str(path.parent),
-                               progress_bar=False)
+    papermill.execute_notebook(str(path), str(tmp_path/path.name), parameters=given,
+                               cwd=str(path.parent), progress_bar=False)
 
 def test_every_chapter_is_found():
     "The globs above see what is in nbs/: a chapter in a new folder must not escape the tests."
-    assert set(ALL) == {p for p in NBS.rglob('*.ipynb') if not any(q[0] in '._' for q in p.parts[-2:])}
+    hidden = lambda p: any(q[0] in '._' for q in p.relative_to(NBS).parts)
+    assert set(ALL) == {p for p in NBS.rglob('*.ipynb') if not hidden(p)}
     assert len(CHAPTERS) > 1

@@ -13,6 +13,9 @@ ROOT = SITE.parent.parent
 NBS = ROOT/'nbs'
 SOURCE = ROOT/'build'/'docs' # what Sphinx reads: notebooks and reports as they are shown
 
+def put(path, text, mode='w'):
+    with open(path, mode, encoding='utf-8') as f: f.write(text)
+
 # ---------------------------------------------------------------------------------- notebooks
 
 def directives(cell):
@@ -27,7 +30,7 @@ def shown(nb):
     for cell in nb.cells:
         d = directives(cell)
         if cell.cell_type == 'raw' or not cell.source.strip(): continue
-        if any(x.split()[0] in ('hide', 'default_exp', 'include: false') for x in d if x): continue
+        if {'hide', 'default_exp', 'include:'} & {x.split()[0] for x in d if x}: continue
         cell.source = re.sub(r'\A(?:#\|.*(?:\n|$))*', '', cell.source).strip('\n')
         tags = set(cell.metadata.get('tags', []))
         if cell.cell_type == 'code':
@@ -45,10 +48,9 @@ def is_progress(out):
             any('widget' in k for k in out.get('data', {})))
 
 def title(path):
-    "The first heading of a notebook or Markdown file."
-    texts = [path.read_text(encoding='utf-8')] if path.suffix == '.md' else \
-            [c.source for c in nbformat.read(path, 4).cells if c.cell_type == 'markdown']
-    found = next((m for t in texts if (m := re.search(r'^# +(.+)$', t, re.M))), None)
+    "The first heading of a notebook."
+    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == 'markdown')
+    found = re.search(r'^# +(.+)$', text, re.M)
     return re.sub(r'[*`$]', '', found[1]).strip() if found else path.stem
 
 def module_of(path):
@@ -98,7 +100,7 @@ def readme():
     path = NBS/'index.ipynb'
     nbformat.write(executed(path), path)
     subprocess.run(['nbdev_clean', '--fname', str(path)], cwd=ROOT, check=True)
-    (ROOT/'README.md').write_text(render(nbformat.read(path, 4)), encoding='utf-8')
+    put(ROOT/'README.md', render(nbformat.read(path, 4)))
 
 # --------------------------------------------------------------------------------------- site
 
@@ -109,15 +111,18 @@ def public_names():
     found = {}
     for full in (n for syms in d['syms'].values() for n in syms):
         name = '.'.join(full.split('.')[2:]) # without bicl.module
-        if not any(p.startswith('_') for p in name.split('.')): found.setdefault(name, []).append(full)
+        private = any(p.startswith('_') for p in name.split('.'))
+        if not private: found.setdefault(name, []).append(full)
     return {k: v[0] for k, v in found.items() if len(v) == 1}
 
 def link_names(text, names):
     "Inline code that names something exported becomes a link to its reference."
     def fix(m): return f'{{py:obj}}`{m[1]} <{names[m[1]]}>`' if m[1] in names else m[0]
-    fences = re.split(r'(^```.*?^```|^#.*$|\$\$.*?\$\$|\[[^\]]*\]\([^)]*\))', text, flags=re.M | re.S)
+    # not in fences, headings, formulas and links
+    other = r'(^```.*?^```|^#.*$|\$\$.*?\$\$|\[[^\]]*\]\([^)]*\))'
     pattern = re.compile(r'(?<![`\w}])`([A-Za-z][\w.]*)(?:\(\))?`(?!`)')
-    return ''.join(pattern.sub(fix, p) if i % 2 == 0 else p for i, p in enumerate(fences))
+    parts = re.split(other, text, flags=re.M | re.S)
+    return ''.join(p if i % 2 else pattern.sub(fix, p) for i, p in enumerate(parts))
 
 def add_notebook(path, names):
     "Copy a notebook as the site shows it."
@@ -135,9 +140,10 @@ def add_api(chapters):
     (SOURCE/'api').mkdir()
     for path, mod in chapters:
         doc, head = path.relative_to(ROOT).with_suffix('').as_posix(), f'bicl.{mod}'
-        (SOURCE/'api'/f'{mod}.rst').write_text(
-            f'{head}\n{"=" * len(head)}\n\nExplained and tested in chapter {path.stem.split("_")[0]}, '
-            f':doc:`{title(path)} </{doc}>`.\n\n.. automodule:: {head}\n   :members:\n', encoding='utf-8')
+        put(SOURCE/'api'/f'{mod}.rst', f'{head}\n{"=" * len(head)}\n\n'
+            f'Explained and tested in chapter {path.stem.split("_")[0]}, '
+            f':doc:`{title(path)} </{doc}>`.\n\n'
+            f'.. automodule:: {head}\n   :members:\n')
     return [f'bicl.{m} <api/{m}>' for _, m in chapters]
 
 def add_reports():
@@ -145,27 +151,29 @@ def add_reports():
     src, out = ROOT/'reports', SOURCE/'reports'
     out.mkdir()
     if src.exists():
-        shutil.copytree(src, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns('.*', '*.tmp', 'runs'))
+        shutil.copytree(src, out, dirs_exist_ok=True,
+                        ignore=shutil.ignore_patterns('.*', '*.tmp', 'runs', 'checkpoints'))
     if not (out/'index.md').exists():
-        (out/'index.md').write_text('# Results\n\nThe experiments have not been run yet: `make reproduce` '
-            'runs a small version in five minutes, `make paper` runs them all.\n', encoding='utf-8')
+        put(out/'index.md', '# Results\n\nThe experiments have not been run yet: `make reproduce` '
+            'runs a small version in five minutes, `make paper` runs them all.\n')
     add_rest(out)
     folders = sorted({p.parent for p in out.rglob('index.md')}, key=lambda p: (len(p.parts), p))
     loose = sorted(p.with_suffix('') for p in out.rglob('*.md') if p.parent not in folders)
     for d in folders:
         pages = sorted(p.stem for p in d.glob('*.md') if p.name != 'index.md')
-        with open(d/'index.md', 'a', encoding='utf-8') as f: f.write('\n' + toctree('', pages) if pages else '')
+        if pages: put(d/'index.md', '\n' + toctree('', pages), 'a')
     return [p.relative_to(SOURCE).as_posix() for p in [*(d/'index' for d in folders), *loose]]
 
 def add_rest(out):
     "A page for the tables and figures that no other page names."
     text = '\n'.join(p.read_text(encoding='utf-8') for p in out.rglob('*.md'))
-    rest = [p.relative_to(out) for p in sorted(out.rglob('*.*')) if p.suffix in ('.csv', '.svg') and p.name not in text]
-    if not rest: return
     show = {'.svg': '![{0}]({1})', '.csv': '```{{csv-table}}\n:file: {1}\n:header-rows: 1\n```'}
+    rest = [p.relative_to(out) for p in sorted(out.rglob('*.*'))
+            if p.suffix in show and p.name not in text]
+    if not rest: return
     body = [f'## {p.stem.replace("-", " ").replace("_", " ").capitalize()}\n\n' +
             show[p.suffix].format(p.stem, p.as_posix()) for p in rest]
-    (out/'more.md').write_text('\n\n'.join(['# More tables and figures', *body]) + '\n', encoding='utf-8')
+    put(out/'more.md', '\n\n'.join(['# More tables and figures', *body]) + '\n')
 
 def toctree(caption, entries):
     head = f':caption: {caption}\n' if caption else ''
@@ -183,12 +191,12 @@ def add_all():
     order = ['nbs/tutorials/quickstart'] # the rest by name
     more['tutorials'].sort(key=lambda p: (p not in order, p))
     api = add_api([(p, m) for p in chapters if (m := module_of(p))])
-    trees = [('The book', book), ('Tutorials', more['tutorials']), ('Experiments', more['experiments']),
-             ('Results', add_reports()), ('Reference', api)]
+    trees = [('The book', book), ('Tutorials', more['tutorials']),
+             ('Experiments', more['experiments']), ('Results', add_reports()), ('Reference', api)]
     # the landing page has a title of its own
     body = re.sub(r'\A# .*\n+> .*\n', '', render(nbformat.read(NBS/'index.ipynb', 4)))
-    (SOURCE/'index.md').write_text('\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
-        *(toctree(c, e) for c, e in trees if e)]), encoding='utf-8')
+    put(SOURCE/'index.md', '\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
+        *(toctree(c, e) for c, e in trees if e)]))
 
 def docs():
     "Build the site; any warning is an error, and then _docs/ stays as it was."
@@ -197,7 +205,7 @@ def docs():
     shutil.rmtree(new, ignore_errors=True)
     done = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-j', 'auto',
                            '-c', SITE, '-d', ROOT/'build'/'doctrees', SOURCE, new], cwd=ROOT)
-    if done.returncode: sys.exit('The site was not built: see the warnings above (each is an error).')
+    if done.returncode: sys.exit('The site was not built: the warnings above are errors.')
     shutil.rmtree(ROOT/'_docs', ignore_errors=True)
     new.rename(ROOT/'_docs')
 

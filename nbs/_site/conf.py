@@ -16,7 +16,8 @@ extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinx.ex
 # Pages: outputs are stored in the notebooks, nothing is executed here
 nb_execution_mode = 'off'
 nb_merge_streams = True
-myst_enable_extensions = ['amsmath', 'colon_fence', 'deflist', 'dollarmath', 'html_image', 'attrs_inline']
+myst_enable_extensions = ['amsmath', 'attrs_inline', 'colon_fence', 'deflist', 'dollarmath',
+                          'html_image']
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
 suppress_warnings = ['myst.header'] # a figure page or a chapter may skip a heading level
@@ -63,7 +64,8 @@ def rst(text):
     "Inline Markdown (only `code` and $mathematics$ are used) as reStructuredText."
     parts = re.split(r'(`[^`]+`|\$[^$\n]+\$)', text)
     fix = {'`': lambda s: f'``{s[1:-1].strip()}``', '$': lambda s: f':math:`{s[1:-1]}`'}
-    done = [fix[p[0]](p) if i % 2 else re.sub(r'([*_|\\`])', r'\\\1', p) for i, p in enumerate(parts)]
+    escape = lambda s: re.sub(r'([*_|\\`])', r'\\\1', s)
+    done = [fix[p[0]](p) if i % 2 else escape(p) for i, p in enumerate(parts)]
     return '\\ '.join(p for p in done if p).replace('\\  ', ' ').strip()
 
 def code(text): return f'``{text}``' if text else ''
@@ -86,14 +88,15 @@ def table(obj):
     except (OSError, TypeError, SyntaxError): return []
     for v in found.values(): # fastcore's command-line parameters carry type and meaning themselves
         if isinstance(v.anno, Param): v.docment, v.anno = v.anno.help, v.anno.type
-    rows = [('*returns*' if k == 'return' else f'``{k}``', code(type_name(v.anno)), default_of(v.default),
-             rst(' '.join((v.docment or '').split()))) for k, v in found.items()
-            if k not in ('self', 'cls') and not (k == 'return' and inspect.isclass(obj))]
+    rows = [('*returns*' if k == 'return' else code(k), code(type_name(v.anno)),
+             default_of(v.default), rst(' '.join((v.docment or '').split())))
+            for k, v in found.items() if k not in ('self', 'cls') and not (k == 'return' and inspect.isclass(obj))]
+    rows = [r for r in rows if r[0] != '*returns*' or any(r[1:])]
     if not any(r[3] for r in rows): return []
-    rows = [('Parameter', 'Type', 'Default', 'Meaning')] + [r for r in rows if r[0] != '*returns*' or any(r[1:])]
-    keep = [i for i in range(4) if any(r[i] for r in rows[1:])]
-    return ['', '.. list-table::', '   :class: docments', '   :header-rows: 1', '   :widths: auto', '',
-            *(f'   {"* -" if i == keep[0] else "  -"} {r[i]}' for r in rows for i in keep), '']
+    keep = [i for i in range(4) if any(r[i] for r in rows)]
+    rows.insert(0, ('Parameter', 'Type', 'Default', 'Meaning'))
+    return ['', '.. list-table::', '   :class: docments', '   :header-rows: 1', '   :widths: auto',
+            '', *(f'   {"* -" if i == 0 else "  -"} {r[i]}' for r in rows for i in keep), '']
 
 def document(app, what, name, obj, options, lines):
     "Markdown docstring and docments → what Sphinx reads."
