@@ -88,9 +88,10 @@ def table(obj):
     except (OSError, TypeError, SyntaxError): return []
     for v in found.values(): # fastcore's command-line parameters carry type and meaning themselves
         if isinstance(v.anno, Param): v.docment, v.anno = v.anno.help, v.anno.type
+    skip = ('self', 'cls', 'return') if inspect.isclass(obj) else ('self', 'cls')
     rows = [('*returns*' if k == 'return' else code(k), code(type_name(v.anno)),
              default_of(v.default), rst(' '.join((v.docment or '').split())))
-            for k, v in found.items() if k not in ('self', 'cls') and not (k == 'return' and inspect.isclass(obj))]
+            for k, v in found.items() if k not in skip]
     rows = [r for r in rows if r[0] != '*returns*' or any(r[1:])]
     if not any(r[3] for r in rows): return []
     keep = [i for i in range(4) if any(r[i] for r in rows)]
