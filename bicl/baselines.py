@@ -91,14 +91,15 @@ def table(**rows):
 register_method('Online', Online, OnlineSettings, table(
     rotations=dict(lr=.01, passes=2), permutations=dict(lr=.01, passes=2)))
 
-# %% ../nbs/09_baselines.ipynb #4a1f4e89
+# %% ../nbs/09_baselines.ipynb #daae81bf
 class Independent(Learner):
     "One narrower network per task."
     def __init__(self, info, settings=None):
         s = settings or OnlineSettings(lr=.01)
         super().__init__(info, s)
         narrow = replace(s, hidden=tuple(max(1, h//info.T) for h in s.hidden))
-        self.nets = nn.ModuleList(network(info, narrow, self.rng(f'init/{t}')) for t in range(info.T))
+        nets = (network(info, narrow, self.rng(f'init/{t}')) for t in range(info.T))
+        self.nets = nn.ModuleList(nets)
 
     def observe(self, block):
         s = self.settings
@@ -159,7 +160,7 @@ class Joint(Learner):
 # %% ../nbs/09_baselines.ipynb #c280db6d
 register_method('Joint', Joint, JointSettings)
 
-# %% ../nbs/09_baselines.ipynb #5e4b9198
+# %% ../nbs/09_baselines.ipynb #f2f461e9
 @dataclass
 class ERSettings:
     "Settings of `ER`; those that BiCL has too mean the same."
@@ -168,21 +169,26 @@ class ERSettings:
     current:int=20 # samples of the block in each batch
     replayed:int=20 # samples of the memory in each batch
     lr:float=.1 # step size
-    average:int=0 # θ is averaged over about this many steps of a task; 0: the newest θ counts
+    single:bool=False # a step for every sample of a batch instead of one for the batch
+    average:int=0 # θ is averaged over about this many rounds of a task; 0: the newest θ counts
     task_beta:float=1. # Reptile rate after each task but the first
     hidden:tuple=(100, 100) # widths of the hidden layers
     init:str='xavier' # "xavier" or "torch"
 
-    def __post_init__(self): _positive(self, 'memory', 'rounds', 'current', 'lr')
+    def __post_init__(self):
+        _positive(self, 'memory', 'rounds', 'current', 'lr')
+        if self.single and self.average:
+            raise ValueError('single=True knows no averaging; set average=0')
 
-# %% ../nbs/09_baselines.ipynb #743b82c9
+# %% ../nbs/09_baselines.ipynb #cc4166f8
 class ER(Learner):
     "Experience replay with a reservoir."
     def __init__(self, info, settings=None, model=None):
         s = settings or ERSettings()
         super().__init__(info, s)
         self.model = model or network(info, s, self.rng('init'))
-        self.memory, self.deals = Reservoir(s.memory, self.rng('memory'), info.d, info.dtype), self.rng('deal')
+        self.memory = Reservoir(s.memory, self.rng('memory'), info.d, info.dtype)
+        self.deals = self.rng('deal')
         self.anchor, self.tasks_done = Anchor(self.theta.values(), s.task_beta), 0
         if s.average: self.mean = Average(self.theta, s.average)
 
@@ -192,21 +198,29 @@ class ER(Learner):
     def set_extra_state(self, n): self.tasks_done = int(n)
 
 @patch
-def batches(self:ER, block)->Draw:
+def batches(self:ER, block)->list: # of samples, labels and positions [R, b, ·]
     "The batches of all rounds: current samples dealt as in BiCL, then replayed ones."
     s, M, B = self.settings, self.memory, len(block)
     b = max(1, int(s.rounds*B + .5))
-    parts = [(block.x, block.y, torch.cat(deal(B, b, -(-s.current//2), self.deals), 2)[..., :s.current])]
-    if len(M) and s.replayed: parts.append((M.x, M.y, M.indices(b, s.replayed)))
-    return Draw(parts)
+    dealt = torch.cat(deal(B, b, -(-s.current//2), self.deals), 2)[..., :s.current]
+    parts, n = [(block.x, block.y, dealt)], len(M)
+    if n and s.replayed: parts.append((M.x[:, :n], M.y[:, :n], M.indices(b, s.replayed)))
+    return parts
 
 @patch
 def observe(self:ER, block):
     "Learn from one block, then let it enter the memory."
-    batches = self.batches(block)
-    for i in range(batches.b):
-        step(self.model, *batches[i], self.settings.lr)
-        if self.settings.average and (i % 10 == 9 or i == batches.b - 1): self.mean.update(self.theta, i % 10 + 1)
+    s, parts = self.settings, self.batches(block)
+    if s.single:
+        x, y = (torch.cat(a, 1) for a in list(zip(*parts))[:2])
+        order = torch.cat([p[2] + i*len(block) for i, p in enumerate(parts)], 2)
+        sgd(self.model, x, y, order.flatten(1)[..., None], s.lr)
+    else:
+        draw = Draw(parts)
+        for i in range(draw.b):
+            step(self.model, *draw[i], s.lr)
+            if s.average and (i % 10 == 9 or i == draw.b - 1):
+                self.mean.update(self.theta, i % 10 + 1)
     self.memory.add(block)
 
 # %% ../nbs/09_baselines.ipynb #82c6e43c
@@ -230,7 +244,7 @@ def er_preset(benchmark:str, memory:int)->dict:
 
 register_method('ER', ER, ERSettings, er_preset)
 
-# %% ../nbs/09_baselines.ipynb #5a7bd146
+# %% ../nbs/09_baselines.ipynb #d789c3e0
 def signals(
     layers, # weight and bias of every layer, see `layers_of`
     x:Tensor, y:Tensor, # `[R, B, d]` and `[R, B]`
@@ -238,6 +252,7 @@ def signals(
     h:Tensor|None=None, # what the first layer makes of `x`, if it is known already
 ): # for each layer its input `[R, B, in]` and its error `[R, B, out]`, per sample
     "Forward and backward, keeping what the gradients are made of."
+    threshold_backward = torch.ops.aten.threshold_backward
     (W, b), *rest = layers
     acts = [x, torch.baddbmm(b, x, W) if h is None else h]
     for W, b in rest:
@@ -245,10 +260,11 @@ def signals(
         acts.append(torch.baddbmm(b, acts[-1], W))
     z, out = acts.pop(), []
     d = (z - z.amax(-1, keepdim=True)).exp_() # a softmax by hand: torch's is slow on few classes
-    d.div_(d.sum(-1, keepdim=True)).scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1)).mul_(w)
+    d.div_(d.sum(-1, keepdim=True))
+    d.scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1)).mul_(w)
     for (W, _), a in zip(reversed(rest), reversed(acts)):
         out.append((a, d))
-        d = torch.ops.aten.threshold_backward(torch.bmm(d, W.mT), a, 0) # zero where the unit was silent
+        d = threshold_backward(torch.bmm(d, W.mT), a, 0) # zero where the unit was silent
     return [(acts[0], d), *out[::-1]]
 
 @torch.no_grad()
@@ -264,10 +280,11 @@ def fisher(
 def _fisher_slowly(model, x, y):
     "The same for any network: sample by sample."
     with torch.enable_grad():
-        each = [[g.square() for g in gradients(model, a, b)] for a, b in zip(x.split(1, 1), y.split(1, 1))]
+        each = [[g.square() for g in gradients(model, a, b)]
+                for a, b in zip(x.split(1, 1), y.split(1, 1))]
     return [torch.stack(g).mean(0) for g in zip(*each)]
 
-# %% ../nbs/09_baselines.ipynb #7b23f663
+# %% ../nbs/09_baselines.ipynb #bcf3eaac
 @dataclass
 class EWCSettings:
     "Settings of `EWC`."
@@ -295,12 +312,14 @@ class EWC(Learner):
         for i, p in enumerate(self.model.parameters()):
             for k in 'Qc': self.register_buffer(f'{k}{i}', torch.zeros_like(p))
 
-    def springs(self, k): return [getattr(self, f'{k}{i}') for i, _ in enumerate(self.model.parameters())]
+    def springs(self, k):
+        return [getattr(self, f'{k}{i}') for i, _ in enumerate(self.model.parameters())]
+
     def predict(self, x, t): return self.model(x)
     def get_extra_state(self): return torch.tensor(self.t)
     def set_extra_state(self, t): self.t = int(t)
 
-# %% ../nbs/09_baselines.ipynb #75ea71c5
+# %% ../nbs/09_baselines.ipynb #0d27e2c9
 @patch
 def observe(self:EWC, block):
     "SGD on the loss and the springs."
@@ -313,15 +332,16 @@ def observe(self:EWC, block):
 @torch.no_grad()
 def end_task(self:EWC):
     "Attach the springs of the task that ends."
-    s, b = self.settings, self.recent.of_task(self.t)
-    for p, f, Q, c in zip(self.model.parameters(), fisher(self.model, b.x, b.y), self.springs('Q'), self.springs('c')):
+    s, b, springs = self.settings, self.recent.of_task(self.t), map(self.springs, 'Qc')
+    for p, f, Q, c in zip(self.model.parameters(), fisher(self.model, b.x, b.y), *springs):
         Q.mul_(s.decay if s.online else 1).add_(f, alpha=s.strength)
         if s.online: torch.mul(Q, p, out=c)
         else: c.addcmul_(f, p, value=s.strength)
     self.t += 1
 
 register_method('EWC', EWC, EWCSettings, table(
-    rotations=dict(lr=.01, strength=30., samples=100), permutations=dict(lr=.01, strength=10., samples=100)))
+    rotations=dict(lr=.01, strength=30., samples=100),
+    permutations=dict(lr=.01, strength=10., samples=100)))
 
 # %% ../nbs/09_baselines.ipynb #29b9e41e
 def solve_dual(
@@ -337,7 +357,7 @@ def solve_dual(
             if 'positive definite' not in str(e) or not np.isfinite(P).all(): raise
             eps = 10*eps or 1e-3*(P.diagonal().max() or 1)
 
-# %% ../nbs/09_baselines.ipynb #5f7eea17
+# %% ../nbs/09_baselines.ipynb #c2364be7
 @dataclass
 class GEMSettings:
     "Settings of `GEM`."
@@ -352,13 +372,14 @@ class GEMSettings:
     def __post_init__(self):
         _positive(self, 'memory', 'lr', 'batch')
         for k in ('per_task', 'margin'):
-            if getattr(self, k) < 0: raise ValueError(f'{k}={getattr(self, k)} must not be negative')
+            v = getattr(self, k)
+            if v < 0: raise ValueError(f'{k}={v} must not be negative')
 
 def ring_for(info, s, rng:Rng)->Ring:
     "A ring with the same room for every task."
     n = getattr(s, 'per_task', 0) or s.memory//info.T
-    if n < 1: raise ValueError(f'memory={s.memory} is smaller than the number of tasks, {info.T}: every task '
-                               'needs at least one sample of its own')
+    if n < 1: raise ValueError(f'memory={s.memory} is smaller than the number of tasks, {info.T}: '
+                               'every task needs at least one sample of its own')
     return Ring(min(n, info.n), info.T, rng, info.d, info.dtype)
 
 class GEM(Learner):
@@ -368,10 +389,14 @@ class GEM(Learner):
         super().__init__(info, s)
         self.model = model or network(info, s, self.rng('init'))
         self.memory = ring_for(info, s, self.rng('memory'))
+        self.forget()
+        self.register_load_state_dict_post_hook(lambda self, _: self.forget())
+
+    def forget(self): self.products = None, None # of the past's pictures, and for which task
 
     def predict(self, x, t): return self.model(x)
 
-# %% ../nbs/09_baselines.ipynb #86e55c76
+# %% ../nbs/09_baselines.ipynb #e1659619
 def duals(
     q:Tensor, # G g, `[R, t]`
     margin:float, # lower bound of v
@@ -398,25 +423,27 @@ def learn(self:GEM, block):
             G = torch.stack([flat(gradients(self.model, b.x, b.y)) for b in past], 1) # [R, t, P]
             v = duals(torch.einsum('rtp,rp->rt', G, flat(g)), s.margin, torch.bmm, G, G.mT)
             if v is not None:
-                new = (flat(g) + torch.einsum('rt,rtp->rp', v, G)).split([p[0].numel() for p in g], 1)
-                g = [a.view_as(p) for a, p in zip(new, g)]
+                new = flat(g) + torch.einsum('rt,rtp->rp', v, G)
+                g = [a.view_as(p) for a, p in zip(new.split([p[0].numel() for p in g], 1), g)]
         with torch.no_grad(): torch._foreach_add_(list(self.model.parameters()), g, alpha=-s.lr)
 
-# %% ../nbs/09_baselines.ipynb #4613019a
+# %% ../nbs/09_baselines.ipynb #d77753f8
 def by_task(s:Tensor, t:int, dim:int)->Tensor:
     "Sum over the samples of each task."
     return s.unflatten(dim, (t, -1)).sum(dim + 1)
 
 class Kernel:
     "The first layer during one block, known by its responses to the pictures in question."
-    def __init__(self, W:Tensor, b:Tensor, old:Tensor, new:Tensor, t:int, lr:float):
-        self.W, self.b, self.t, self.lr, self.x = W, b, t, lr, (old, new)
+    def __init__(self, W:Tensor, b:Tensor, old:Tensor, new:Tensor, lr:float, old_old=None):
+        self.W, self.b, self.lr, self.x = W, b, lr, (old, new)
         K = lambda a, b: torch.bmm(a, b.mT).add_(1)
-        self.old_old, self.new_old, self.new_new = K(old, old), K(new, old), K(new, new)
-        self.old, self.new = (torch.baddbmm(b, x, W) for x in self.x) # `new` stays as at the block's start
-        self.moved = torch.zeros_like(self.old), torch.zeros_like(self.new) # sum of all errors so far
+        self.old_old = K(old, old) if old_old is None else old_old
+        self.new_old, self.new_new = K(new, old), K(new, new)
+        self.old, self.new = (torch.baddbmm(b, x, W) for x in self.x) # `new`: at the block's start
+        self.moved = torch.zeros_like(self.old), torch.zeros_like(self.new) # all errors so far
 
-    def responses(self, i:int, j:int)->Tensor: # to the memories and to the samples i … j of the block
+    def responses(self, i:int, j:int)->Tensor: # [R, N + j - i, out]
+        "To the memories and to the samples i … j of the block."
         h = torch.baddbmm(self.new[:, i:j], self.new_old[:, i:j], self.moved[0], alpha=-self.lr)
         if i: h.baddbmm_(self.new_new[:, i:j, :i], self.moved[1][:, :i], alpha=-self.lr)
         return torch.cat([self.old, h], 1)
@@ -435,11 +462,12 @@ class Kernel:
             self.W.baddbmm_(x.mT, d, alpha=-self.lr)
             self.b.sub_(d.sum(1, keepdim=True), alpha=self.lr)
 
-# %% ../nbs/09_baselines.ipynb #9cfd519b
+# %% ../nbs/09_baselines.ipynb #72703fd7
 def shares(memory:Ring, t:int)->Tensor: # [1, N, 1]
     "Weight of every memory slot in the mean over its task; zero where it is empty."
     n = torch.tensor(memory.counts[:t], device=memory.y.device).clamp(max=memory.per_task)[:, None]
-    return ((torch.arange(memory.per_task, device=n.device) < n).to(memory.x.dtype)/n).view(1, -1, 1)
+    full = torch.arange(memory.per_task, device=n.device) < n
+    return (full.to(memory.x.dtype)/n).view(1, -1, 1)
 
 @patch
 @torch.no_grad()
@@ -447,10 +475,13 @@ def learn_by_products(self:GEM, block):
     "The same as `learn`, for the MLP and a memory that is not too large."
     s, t, M, layers = self.settings, block.task, self.memory, layers_of(self.model)
     old, N = shares(M, t), t*M.per_task
-    inputs = Kernel(*layers[0], M.x[:, :N], block.x, t, s.lr)
+    known = self.products[0] if self.products[1] == t else None # the past is the same all task long
+    inputs = Kernel(*layers[0], M.x[:, :N], block.x, s.lr, known)
+    self.products = inputs.old_old, t
     for i in range(0, len(block), s.batch):
         j = min(i + s.batch, len(block))
-        y, w = torch.cat([M.y[:, :N], block.y[:, i:j]], 1), torch.cat([old, old.new_full((1, j-i, 1), 1/(j-i))], 1)
+        y = torch.cat([M.y[:, :N], block.y[:, i:j]], 1)
+        w = torch.cat([old, old.new_full((1, j - i, 1), 1/(j - i))], 1)
         (_, d), *upper = signals(layers, None, y, w, inputs.responses(i, j))
         v = duals(dots(inputs.new_old[:, i:j], d, upper, t), s.margin, gram, inputs, d, upper, t)
         u = v if v is None else v.repeat_interleave(M.per_task, 1)[..., None]
@@ -462,12 +493,13 @@ def learn_by_products(self:GEM, block):
             b.sub_(e.sum(1, keepdim=True), alpha=s.lr)
     inputs.finish()
 
-# %% ../nbs/09_baselines.ipynb #c0097bd8
+# %% ../nbs/09_baselines.ipynb #93ffae72
 def dots(K:Tensor, d:Tensor, upper, t:int)->Tensor: # G g, [R, t]
     "Inner products of the past tasks' gradients with the new gradient."
     N = K.shape[2]
     q = torch.bmm(d[:, N:], d[:, :N].mT).mul_(K)
-    for a, e in upper: q.addcmul_(torch.bmm(a[:, N:], a[:, :N].mT).add_(1), torch.bmm(e[:, N:], e[:, :N].mT))
+    for a, e in upper:
+        q.addcmul_(torch.bmm(a[:, N:], a[:, :N].mT).add_(1), torch.bmm(e[:, N:], e[:, :N].mT))
     return by_task(q.sum(1), t, 1)
 
 def gram(inputs:Kernel, d:Tensor, upper, t:int)->Tensor: # G Gᵀ, [R, t, t]
@@ -480,7 +512,7 @@ def gram(inputs:Kernel, d:Tensor, upper, t:int)->Tensor: # G Gᵀ, [R, t, t]
         P.baddbmm_(G, G.mT).baddbmm_(b, b.mT)
     return P
 
-# %% ../nbs/09_baselines.ipynb #9fca17d2
+# %% ../nbs/09_baselines.ipynb #c272faf6
 def task_gradients(
     model:MLP, # the network
     memory:Ring, # of the past
@@ -504,15 +536,16 @@ def task_gradients(
 def learn_by_gradients(self:GEM, block):
     "The same as `learn`, for the MLP."
     s, t, params = self.settings, block.task, list(self.model.parameters())
-    G = block.x.new_empty(self.R, t, sum(p[0].numel() for p in params))
+    sizes = [p[0].numel() for p in params]
+    G = block.x.new_empty(self.R, t, sum(sizes))
     for x, y in zip(block.x.split(s.batch, 1), block.y.split(s.batch, 1)):
         g = flat(mlp_grads(self.model, x, y)[0].values())[:, None]
         task_gradients(self.model, self.memory, G)
         v = duals(torch.bmm(G, g.mT)[..., 0], s.margin, torch.bmm, G, G.mT)
         if v is not None: g = g.baddbmm_(v[:, None], G)
-        for p, a in zip(params, g[:, 0].split([p[0].numel() for p in params], 1)): p.sub_(a.view_as(p), alpha=s.lr)
+        for p, a in zip(params, g[:, 0].split(sizes, 1)): p.sub_(a.view_as(p), alpha=s.lr)
 
-# %% ../nbs/09_baselines.ipynb #e0a36909
+# %% ../nbs/09_baselines.ipynb #babfe353
 PAIRS = 800 # up to so many memory samples, inner products are the cheaper way
 
 @patch
@@ -525,8 +558,9 @@ def observe(self:GEM, block):
     self.memory.add(block)
 
 register_method('GEM', GEM, GEMSettings, table(
-    rotations_200=dict(margin=0.), rotations_500=dict(margin=0.), rotations_5120=dict(margin=1.),
-    permutations_200=dict(margin=0.), permutations_500=dict(margin=1.), permutations_5120=dict(margin=1.)))
+    rotations_200=dict(margin=0.), permutations_200=dict(margin=0.),
+    rotations_500=dict(margin=0.), permutations_500=dict(margin=1.),
+    rotations_5120=dict(margin=1.), permutations_5120=dict(margin=1.)))
 
 # %% ../nbs/09_baselines.ipynb #473a1110
 @dataclass
@@ -589,7 +623,7 @@ def gradient(self:AGEM, x, y):
 
 register_method('AGEM', AGEM, AGEMSettings)
 
-# %% ../nbs/09_baselines.ipynb #550632bd
+# %% ../nbs/09_baselines.ipynb #8836b85c
 @dataclass
 class MERSettings:
     "Settings of `MER`."
@@ -607,8 +641,10 @@ class MERSettings:
     def __post_init__(self):
         _positive(self, 'memory', 'lr', 'batches')
         for k in ('beta', 'gamma'):
-            if not 0 < getattr(self, k) <= 1: raise ValueError(f'{k}={getattr(self, k)} must be in (0, 1]')
-        if self.algorithm not in (1, 6): raise ValueError(f'algorithm={self.algorithm}: MER has 1 and 6 here')
+            v = getattr(self, k)
+            if not 0 < v <= 1: raise ValueError(f'{k}={v} must be above 0 and at most 1')
+        if self.algorithm not in (1, 6):
+            raise ValueError(f'algorithm={self.algorithm} is unknown; use 1 or 6')
         if self.engine not in ('auto', 'compiled', 'torch'):
             raise ValueError(f'engine={self.engine!r} is unknown; use auto, compiled or torch')
 
@@ -616,7 +652,7 @@ class MERSettings:
     def rates(self): # within a batch, across batches
         return (self.beta, self.gamma) if self.algorithm == 1 else (self.gamma, 1.)
 
-# %% ../nbs/09_baselines.ipynb #771ac625
+# %% ../nbs/09_baselines.ipynb #b58df5d9
 class MER(Learner):
     "Meta-experience replay."
     def __init__(self, info, settings=None, model=None):
@@ -641,7 +677,8 @@ def learn(self:MER, block):
             within.mark(params)
             old = () if draws is None else [M.take(i) for i in draws[:, j].split(1, 1)]
             new = [Block(x, y, block.task)]
-            for b in [*new, *old] if s.algorithm == 1 else [*old, *new]: step(self.model, b.x, b.y, s.lr)
+            steps = [*new, *old] if s.algorithm == 1 else [*old, *new]
+            for b in steps: step(self.model, b.x, b.y, s.lr)
             within.pull(params)
         across.pull(params)
         M.add(Block(x, y, block.task))

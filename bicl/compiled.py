@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .models import MLP, losses
 
-# %% ../nbs/08b_compiled.ipynb #b14a4b45
+# %% ../nbs/08b_compiled.ipynb #8de88f68
 def gradients(
     model:nn.Module, # one copy per replica
     x:Tensor, # `[R, B, d]`
@@ -34,7 +34,7 @@ def sgd_torch(
     y:Tensor, # their labels, `[R, N]`
     order:Tensor, # which samples each step uses, `[R, S, B]`
     lr:float, # step size
-    springs=None, # two lists of tensors like the parameters, Q and c: adds Q·θ - c to the gradient
+    springs=None, # two lists of tensors like the parameters, Q and c: Qθ - c joins the gradient
 ):
     "`S` steps of stochastic gradient descent, in PyTorch."
     row, params = torch.arange(len(x), device=x.device)[:, None], list(model.parameters())
@@ -45,8 +45,8 @@ def sgd_torch(
             if springs: g = [g + Q*p - c for g, p, Q, c in zip(g, params, *springs)]
             torch._foreach_add_(params, g, alpha=-lr)
 
-# %% ../nbs/08b_compiled.ipynb #ad542b0f
-FAST = {'contract', 'reassoc', 'nsz', 'arcp'} # sums may be reordered; infinities and nans stay themselves
+# %% ../nbs/08b_compiled.ipynb #88b2c809
+FAST = {'contract', 'reassoc', 'nsz', 'arcp'} # sums may be reordered; nans and infinities survive
 compiled = njit(nogil=True, cache=True, fastmath=FAST, error_model='numpy')
 
 @compiled
@@ -92,7 +92,7 @@ def add_outer(W, b, idx, val, k, n, d):
         for j in range(W.shape[1]): a[j] += v*d[j]
     for j in range(W.shape[1]): b[j] += d[j]
 
-# %% ../nbs/08b_compiled.ipynb #ce51f25f
+# %% ../nbs/08b_compiled.ipynb #34296845
 Pool = namedtuple('Pool', 'ptr idx val y') # sample s has the inputs ptr[s] … ptr[s+1]
 Work = namedtuple('Work', 'idx val n h') # `[B, L, width]`, but n: `[B, L]`
 
@@ -126,8 +126,8 @@ def make_work(
     dtype, # of the weights
 )->Work:
     "Room for one batch under way."
-    s = (batch, len(widths), max(widths) + 1)
-    return Work(np.zeros(s, np.uint32), np.zeros(s, dtype), np.zeros(s[:2], np.int64), np.zeros(s, dtype))
+    s, zeros = (batch, len(widths), max(widths) + 1), np.zeros
+    return Work(zeros(s, np.uint32), zeros(s, dtype), zeros(s[:2], np.int64), zeros(s, dtype))
 
 # %% ../nbs/08b_compiled.ipynb #159fcf95
 @compiled
@@ -162,7 +162,7 @@ def relax(w, Q, c, rate):
     rate = w.dtype.type(rate)
     for j in range(w.shape[0]): w[j] -= rate*(Q[j]*w[j] - c[j])
 
-# %% ../nbs/08b_compiled.ipynb #72a67d66
+# %% ../nbs/08b_compiled.ipynb #fad298dc
 @compiled
 def sgd_step(Ws, bs, batch, pool, lr, work, spring, rate):
     "One SGD step on the mean loss of the samples in `batch`, absent ones (-1) at its end."
@@ -173,26 +173,29 @@ def sgd_step(Ws, bs, batch, pool, lr, work, spring, rate):
         output_error(work.h[b, L-1], bs[L-1].shape[0], pool.y[batch[b]], lr/B)
     for l in range(L - 1, -1, -1):
         W, bias = Ws[l], bs[l]
-        for b in range(B if l else 0): pull_back(work.h[b, l-1], W, work.idx[b, l], work.n[b, l], work.h[b, l])
+        for b in range(B if l else 0):
+            pull_back(work.h[b, l-1], W, work.idx[b, l], work.n[b, l], work.h[b, l])
         if rate != 0:
             relax(W.reshape(-1), spring[0][l].reshape(-1), spring[2][l].reshape(-1), rate)
             relax(bias, spring[1][l], spring[3][l], rate)
         for b in range(B):
-            if l: add_outer(W, bias, work.idx[b, l], work.val[b, l], 0, work.n[b, l], work.h[b, l])
-            else: add_outer(W, bias, pool.idx, pool.val, pool.ptr[batch[b]], pool.ptr[batch[b]+1], work.h[b, 0])
+            h, s = work.h[b, l], batch[b]
+            if l: add_outer(W, bias, work.idx[b, l], work.val[b, l], 0, work.n[b, l], h)
+            else: add_outer(W, bias, pool.idx, pool.val, pool.ptr[s], pool.ptr[s+1], h)
 
 @compiled
 def sgd_steps(Ws, bs, order, pool, lr, work, spring, rate):
     "One step after the other."
     for s in range(order.shape[0]): sgd_step(Ws, bs, order[s], pool, lr, work, spring, rate)
 
-# %% ../nbs/08b_compiled.ipynb #998c0af4
+# %% ../nbs/08b_compiled.ipynb #9b99ca29
 def weights_of(
     params, # an `MLP` on the CPU, or tensors like its parameters
     r:int, # replica
 )->tuple: # weights and biases of all layers, as arrays that share the tensors' memory
     "What the compiled code works on."
-    p = [p.detach()[r].numpy() for p in (params.parameters() if isinstance(params, MLP) else params)]
+    if isinstance(params, MLP): params = params.parameters()
+    p = [p.detach()[r].numpy() for p in params]
     return tuple(p[0::2]), tuple(b[0] for b in p[1::2])
 
 def each_replica(
@@ -258,10 +261,10 @@ def copy_net(Ws, bs, to_Ws, to_bs):
         to_Ws[l][:] = Ws[l]
         to_bs[l][:] = bs[l]
 
-# %% ../nbs/08b_compiled.ipynb #1f810414
+# %% ../nbs/08b_compiled.ipynb #4aef7d8d
 @compiled
 def mer_block(net, old, start, draws, held, slot, where, pool, lr, within, across, last, work):
-    "Meta-experience replay on one block; `where` says which sample of the pool is in each memory slot."
+    "Meta-experience replay on one block; `where` tells which sample is in each memory slot."
     Ws, bs = net
     n, batches, k = draws.shape
     base, now, moved = len(pool.y) - n, np.empty(1, np.int64), np.zeros(Ws[0].shape[0], np.bool_)
