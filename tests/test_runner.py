@@ -70,7 +70,7 @@ def start(grid, out, *more):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait(proc, seconds=240):
+def wait(proc, seconds=900):
     try: return proc.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
         proc.kill()
@@ -80,7 +80,7 @@ def wait(proc, seconds=240):
 def results(out): return sorted((Path(out)/'runs').glob('*.parquet'))
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=600):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, 'waited in vain'
@@ -204,7 +204,7 @@ def test_kills_at_random_moments(grid, quiet, tmp_path):
         killed.append(proc.poll() is None)
         proc.kill()
         proc.wait()
-        psutil.wait_procs(relatives, timeout=15)
+        psutil.wait_procs(relatives, timeout=90)
         assert not [p for p in relatives if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     proc = start(grid, out)
     for _ in range(2): # a worker or a kernel
@@ -231,7 +231,7 @@ def test_interrupt_and_continue(grid, quiet, tmp_path):
     proc.send_signal(signal.SIGINT)
     said = wait(proc)
     assert proc.returncode == 130 and 'the same command goes on' in said, said
-    psutil.wait_procs(relatives, timeout=15)
+    psutil.wait_procs(relatives, timeout=90)
     assert not [p for p in relatives if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     before = {p.name: p.stat().st_mtime_ns for p in results(out)}
     assert 1 <= len(before) < 3
