@@ -22,10 +22,11 @@ from .models import MLP, VerticalMLP, split
 from .reptile import Level
 from .streams import Block
 
-# %% ../nbs/08_bicl.ipynb #6e2d776e
+# %% ../nbs/08_bicl.ipynb #a8b68f82
 CHOICES = dict(store=('reservoir', 'ring', 'k-center'), bisection=('fresh', 'fixed'),
     inner=('adam', 'sgd'), outer=('sgd', 'adam'), split=('head', 'reversed', 'vertical'),
-    hypergradient=('exact', 'printed', 'implicit', 'first-order'), outer_loss=('mean', 'max', 'softmax'))
+    hypergradient=('exact', 'printed', 'implicit', 'first-order'),
+    outer_loss=('mean', 'max', 'softmax'))
 
 def _check(s):
     "Say what is wrong with a method's settings."
@@ -73,7 +74,7 @@ class BiCLSettings:
 
     def __post_init__(self): _check(self)
 
-# %% ../nbs/08_bicl.ipynb #81f65066
+# %% ../nbs/08_bicl.ipynb #70d6c91a
 def deal(
     B:int, # samples in the block
     b:int, # rounds
@@ -82,7 +83,8 @@ def deal(
     fixed:bool=False, # keep one bisection for all rounds
 )->tuple[Tensor, Tensor]: # positions in the block for training and validation, both [R, b, ·]
     "Deal the samples of a block to `b` training and validation batches."
-    if B == 1: return (one := torch.zeros(len(rng.seeds), b, 1, dtype=torch.int64, device=rng.key.device)), one
+    if B == 1:
+        return (one := torch.zeros(len(rng.seeds), b, 1, dtype=torch.int64, device=rng.key.device)), one
     half, R = B//2, len(rng.seeds)
     n_tr, n_val = min(n, half), min(n, B - half)
     per_pass = half//n_tr if fixed else B//(n_tr + n_val)
@@ -90,13 +92,15 @@ def deal(
     passes = -(-b//per_pass)
     if fixed:
         first = shuffle(B, 1)
-        sides = [first[:, 0, s][torch.arange(R, device=first.device)[:, None, None], shuffle(m, passes)]
+        sides = [first[:, 0, s][
+                    torch.arange(R, device=first.device)[:, None, None], shuffle(m, passes)]
                  for s, m in ((slice(half), half), (slice(half, B), B - half))]
-        return tuple(s[..., :per_pass*k].reshape(R, -1, k)[:, :b] for s, k in zip(sides, (n_tr, n_val)))
+        return tuple(s[..., :per_pass*k].reshape(R, -1, k)[:, :b]
+                     for s, k in zip(sides, (n_tr, n_val)))
     p = shuffle(B, passes)[..., :per_pass*(n_tr + n_val)].reshape(R, -1, n_tr + n_val)[:, :b]
     return p[..., :n_tr], p[..., n_tr:]
 
-# %% ../nbs/08_bicl.ipynb #2c36df3c
+# %% ../nbs/08_bicl.ipynb #1e062b60
 class Draw:
     "Rows of several pools of samples, for every round of a block."
     def __init__(self,
@@ -106,7 +110,8 @@ class Draw:
         self.parts = []
         for x, y, idx in parts:
             base = torch.arange(self.R, device=idx.device)[:, None, None]*x.shape[1]
-            self.parts.append((x.flatten(0, 1), y.flatten(), (idx + base).transpose(0, 1).flatten(1).contiguous()))
+            self.parts.append((x.flatten(0, 1), y.flatten(),
+                               (idx + base).transpose(0, 1).flatten(1).contiguous()))
 
     def __getitem__(self, i:int)->tuple[Tensor, Tensor]: # x [R, B, d], y [R, B] of round i
         xs = [x.index_select(0, idx[i]).view(self.R, -1, x.shape[1]) for x, _, idx in self.parts]
@@ -137,11 +142,12 @@ class Average(nn.Module):
     def get_extra_state(self): return torch.tensor(self.n)
     def set_extra_state(self, n): self.n = int(n)
 
-# %% ../nbs/08_bicl.ipynb #022e96fc
+# %% ../nbs/08_bicl.ipynb #64b1c6e1
 def _memory(s:BiCLSettings, info, rng:Rng):
     "The memory that the settings ask for."
     if s.store == 'ring':
-        if s.memory < info.T: raise ValueError(f'memory={s.memory} is less than one sample for each of {info.T} tasks')
+        if s.memory < info.T: raise ValueError(
+            f'memory={s.memory} is less than one sample for each of {info.T} tasks')
         return Ring(s.memory//info.T, info.T, rng, info.d, info.dtype)
     kind = dict(reservoir=Reservoir, **{'k-center': KCenter})[s.store]
     if s.separate: return SplitMemory(s.memory, rng, info.d, info.dtype, kind=kind)
