@@ -37,15 +37,16 @@ def mix(
     z = (z ^ _shr(z, 27)) * MIX2
     return z ^ _shr(z, 31)
 
-# %% ../nbs/00_core.ipynb #78b35634
+# %% ../nbs/00_core.ipynb #9cc57569
 def key_of(
     seed:int, # the replica's seed
     name:str, # what the numbers are for, such as "memory"
 )->int: # a signed 64-bit key
     "A key that is different for every pair of seed and purpose."
-    return _signed(int.from_bytes(hashlib.sha256(f'{name}:{int(seed)}'.encode()).digest()[:8], 'little'))
+    return _signed(int.from_bytes(
+        hashlib.sha256(f'{name}:{int(seed)}'.encode()).digest()[:8], 'little'))
 
-# %% ../nbs/00_core.ipynb #32b56bdf
+# %% ../nbs/00_core.ipynb #959351f9
 class Rng(nn.Module):
     "One random sequence per seed, drawn for all replicas at once on the device."
     def __init__(self,
@@ -56,7 +57,8 @@ class Rng(nn.Module):
         super().__init__()
         self.seeds, self.name = tuple(int(s) for s in seeds), name
         if not self.seeds: raise ValueError('Rng needs at least one seed, got none')
-        self.register_buffer('key', torch.tensor([key_of(s, name) for s in self.seeds], device=device))
+        self.register_buffer(
+            'key', torch.tensor([key_of(s, name) for s in self.seeds], device=device))
         self.register_buffer('count', torch.zeros((), dtype=torch.int64, device=device))
 
     def fork(self, name:str)->'Rng':
@@ -99,7 +101,7 @@ def permutation(self:Rng,
     "A random permutation per replica, `[R, n]` or `[R, k]`."
     return self.bits(n).argsort(dim=1)[:, :k]
 
-# %% ../nbs/00_core.ipynb #90786d1e
+# %% ../nbs/00_core.ipynb #2bd2b37f
 def pick_device(
     name:str='auto', # "auto", "cuda", "cuda:1", "mps" or "cpu"
 )->torch.device:
@@ -109,7 +111,8 @@ def pick_device(
     kind = name.split(':')[0]
     if kind not in have: raise ValueError(f'device {name!r} is unknown; use auto, cuda, mps or cpu')
     if not have[kind]():
-        raise ValueError(f'device {name!r} was asked for but torch finds none here; use device="auto"')
+        raise ValueError(
+            f'device {name!r} was asked for but torch finds none here; use device="auto"')
     return torch.device(name)
 
 # %% ../nbs/00_core.ipynb #ab79432d
@@ -145,14 +148,15 @@ def atomic(
         Path(tmp).unlink(missing_ok=True)
         raise
 
-# %% ../nbs/00_core.ipynb #3deb25f5
+# %% ../nbs/00_core.ipynb #20d15c35
 def _bare(src:str)->str:
     "Python source without comments and docstrings."
     tree = ast.parse(src)
     for node in ast.walk(tree):
         body = getattr(node, 'body', None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and \
-           isinstance(getattr(body[0], 'value', None), ast.Constant) and isinstance(body[0].value.value, str):
+           isinstance(getattr(body[0], 'value', None), ast.Constant) and \
+           isinstance(body[0].value.value, str):
             node.body = body[1:] or [ast.Pass()]
     return ast.unparse(tree)
 
@@ -176,14 +180,17 @@ def stamp(
     text = json.dumps([params, version], sort_keys=True, separators=(',', ':'), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-# %% ../nbs/00_core.ipynb #989ac6fb
-PALETTE = dict(Online='#949494', Independent='#ca9161', EWC='#cc78bc', GEM='#de8f05', AGEM='#ece133',
-               ER='#56b4e9', MER='#029e73', BiCL='#0173b2', Joint='#222222')
-MARKERS = dict(Online='v', Independent='^', EWC='P', GEM='s', AGEM='X', ER='D', MER='h', BiCL='o', Joint='*')
+# %% ../nbs/00_core.ipynb #5bb73772
+PALETTE = dict(Online='#949494', Independent='#ca9161', EWC='#cc78bc', GEM='#de8f05',
+               AGEM='#ece133', ER='#56b4e9', MER='#029e73', BiCL='#0173b2', Joint='#222222')
+MARKERS = dict(Online='v', Independent='^', EWC='P', GEM='s', AGEM='X', ER='D', MER='h', BiCL='o',
+               Joint='*')
 
 def figure_style():
     "Set the look of all figures of this project."
     import matplotlib as mpl, seaborn as sns # here, because importing them takes a second
     sns.set_theme('paper', 'whitegrid', 'colorblind', font_scale=1.1)
-    mpl.rcParams.update({'figure.dpi': 110, 'savefig.dpi': 160, 'figure.constrained_layout.use': True,
-        'axes.spines.top': False, 'axes.spines.right': False, 'svg.hashsalt': 'bicl', 'svg.fonttype': 'none'})
+    mpl.rcParams.update({
+        'figure.dpi': 110, 'savefig.dpi': 160, 'figure.constrained_layout.use': True,
+        'axes.spines.top': False, 'axes.spines.right': False,
+        'svg.hashsalt': 'bicl', 'svg.fonttype': 'none'})
