@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SPARSE', 'PAIRS', 'OnlineSettings', 'network', 'arrivals', 'Online', 'kind_of', 'nearest', 'table', 'Independent',
-           'step', 'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'signals', 'fisher', 'EWCSettings', 'EWC',
-           'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'products', 'ByPairs',
-           'ByPixels', 'task_gradients', 'gram_of', 'move', 'shares', 'dots', 'AGEMSettings', 'AGEM', 'project',
-           'MERSettings', 'MER']
+           'step', 'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'affine', 'signals', 'fisher',
+           'EWCSettings', 'EWC', 'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'products',
+           'ByPairs', 'ByPixels', 'task_gradients', 'gram_of', 'move', 'shares', 'dots', 'AGEMSettings', 'AGEM',
+           'project', 'MERSettings', 'MER']
 
 # %% ../nbs/09_baselines.ipynb #7a16d67a
 from dataclasses import dataclass, replace
@@ -247,6 +247,10 @@ def er_preset(benchmark:str, memory:int)->dict:
 register_method('ER', ER, ERSettings, er_preset)
 
 # %% ../nbs/09_baselines.ipynb #d789c3e0
+def affine(x:Tensor, W:Tensor, b:Tensor)->Tensor:
+    "`x @ W + b`; if the result is narrow, its transpose is computed: four times faster on a CPU."
+    return torch.baddbmm(b, x, W) if W.shape[2] >= 32 else torch.baddbmm(b.mT, W.mT, x.mT).mT
+
 def signals(
     layers, # weight and bias of every layer, see `layers_of`
     x:Tensor, y:Tensor, # `[R, B, d]` and `[R, B]`
@@ -256,11 +260,11 @@ def signals(
     "Forward and backward, keeping what the gradients are made of."
     threshold_backward = torch.ops.aten.threshold_backward
     (W, b), *rest = layers
-    acts = [x, torch.baddbmm(b, x, W) if h is None else h]
+    acts, out = [x, torch.baddbmm(b, x, W) if h is None else h], []
     for W, b in rest:
         acts[-1] = acts[-1].relu()
-        acts.append(torch.baddbmm(b, acts[-1], W))
-    z, out = acts.pop(), []
+        acts.append(affine(acts[-1], W, b))
+    z = acts.pop()
     d = (z - z.amax(-1, keepdim=True)).exp_() # a softmax by hand: torch's is slow on few classes
     d.div_(d.sum(-1, keepdim=True))
     d.scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1)).mul_(w)
@@ -523,7 +527,8 @@ def task_gradients(
 )->list: # gradients of its weights and biases, `[R, t, ·]`
     "The gradients of each task's mean loss."
     A, D = (z.reshape(len(z)*t, z.shape[1]//t, z.shape[2]) for z in (a, d))
-    return [torch.bmm(A.mT, D).view(len(a), t, -1), by_task(d, t, 1)]
+    G = torch.bmm(A.mT, D) if d.shape[2] >= 32 else torch.bmm(D.mT, A).mT # see `affine`
+    return [G.reshape(len(a), t, -1), by_task(d, t, 1)]
 
 def gram_of(G:list)->Tensor: return sum(torch.bmm(g, g.mT) for g in G) # [R, t, t]
 
