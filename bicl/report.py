@@ -15,6 +15,7 @@ __all__ = ['CELL', 'BENCHMARK_NAMES', 'METHOD_ORDER', 'PAPER_NAME', 'TABLE_COLUM
 import json, sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np, pandas as pd
@@ -43,11 +44,12 @@ def in_order(values:Iterable, known)->list:
 
 def matrices(
     rows:pd.DataFrame, # accuracy rows of one run
-)->tuple[np.ndarray, np.ndarray]: # seeds [R], accuracies [R, T+1, T]
+)->tuple[np.ndarray, np.ndarray]: # seeds [R], accuracies [R, T+1, T], nan where not tested
     "The accuracy matrices of one run."
-    rows = rows.sort_values(['seed', 'task_trained', 'task_tested'])
-    seeds, T = np.sort(rows.seed.unique()), rows.task_tested.nunique()
-    return seeds, rows.value.to_numpy().reshape(len(seeds), T + 1, T)
+    seeds, T = np.sort(rows.seed.unique()), rows.task_tested.max()
+    a = np.full((len(seeds), T + 1, T), np.nan)
+    a[np.searchsorted(seeds, rows.seed), rows.task_trained, rows.task_tested - 1] = rows.value
+    return seeds, a
 
 def by_seed(
     rows:pd.DataFrame, # accuracy rows of any number of runs
@@ -799,18 +801,19 @@ def report(
     grid, # name of a grid, or the path of a YAML file
     out='', # the grid's folder; reports/GRID if not given
     seeds=None, # as in `load_grid`
-)->Study:
+)->str: # how complete it is, in a sentence
     "Write the report of a grid from the rows that are there."
-    main = load_grid(grid, seeds)
-    whole = main.name == 'table1' and not out
-    root = project_root()/'reports'
+    main, root = load_grid(grid, seeds), project_root()/'reports'
     folder = Path(out or root/main.name)
-    study = collect(main, folder)
-    if not len(study.rows):
+    if not any((folder/'runs').glob('*.parquet')):
         raise ValueError(f'there are no rows in {folder/"runs"} yet: bicl_run {grid}')
-    if whole: write_paper(study, {n: collect(load_grid(n), root/n) for n in COMPANIONS}, root)
+    if main.report: return import_module(main.report).write_report(main, folder, out or root)
+    study = collect(main, folder)
+    if not len(study.rows): raise ValueError(f'no rows in {folder/"runs"} are of {grid}')
+    if main.name == 'table1' and not out:
+        write_paper(study, {n: collect(load_grid(n), root/n) for n in COMPANIONS}, root)
     else: write_small(study, folder)
-    return study
+    return status(study)
 
 @call_parse
 def bicl_report(
@@ -820,9 +823,8 @@ def bicl_report(
     seeds:str='', # use these instead of the grid's, such as 100,101
 )->int: # exit code: 0 written, 2 nothing to write or wrong use
     "Write tables, figures and a page from the rows of a grid."
-    try: study = report(grid, out, seed_list(seeds))
+    try: print(report(grid, out, seed_list(seeds)))
     except (ValueError, OSError) as e:
         print(f'bicl_report: {e}', file=sys.stderr)
         return 2
-    print(status(study))
     return 0
