@@ -9,6 +9,7 @@ __all__ = ['GOLDEN', 'MIX1', 'MIX2', 'PALETTE', 'MARKERS', 'mix', 'key_of', 'Rng
 # %% ../nbs/00_core.ipynb #6dd5a855
 import ast, hashlib, json, os, tempfile
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from math import prod, tau
 from pathlib import Path
@@ -149,7 +150,7 @@ def atomic(
         raise
 
 # %% ../nbs/00_core.ipynb #20d15c35
-def _bare(src:str)->str:
+def _bare(src:str)->ast.Module:
     "Python source without comments and docstrings."
     tree = ast.parse(src)
     for node in ast.walk(tree):
@@ -158,18 +159,54 @@ def _bare(src:str)->str:
            isinstance(getattr(body[0], 'value', None), ast.Constant) and \
            isinstance(body[0].value.value, str):
             node.body = body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
+    return tree
+
+def _names(node:ast.stmt)->list[str]:
+    "What a statement at the top of a module defines; a patched method belongs to its class."
+    calls = [d.func if isinstance(d, ast.Call) else d for d in getattr(node, 'decorator_list', [])]
+    if any(getattr(d, 'id', '') == 'patch' for d in calls):
+        return [n.id for n in ast.walk(node.args.args[0].annotation) if isinstance(n, ast.Name)]
+    if hasattr(node, 'name'): return [node.name]
+    targets = getattr(node, 'targets', [getattr(node, 'target', None)])
+    return [n.id for t in targets if t for n in ast.walk(t)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+
+# %% ../nbs/00_core.ipynb #3a47b6f0
+@cache
+def _definitions(module:str)->tuple[dict, dict]: # name → statements, name → (module, name)
+    "What a module of this package defines, and what it imports from its neighbours."
+    spec = find_spec(f'bicl.{module}')
+    if spec is None: raise ValueError(f'there is no module bicl.{module}')
+    tree, own, imported = _bare(Path(spec.origin).read_text(encoding='utf-8')), {}, {}
+    for node in tree.body:
+        call = getattr(getattr(node, 'value', None), 'func', None)
+        if isinstance(node, (ast.Import, ast.ImportFrom)): continue
+        if getattr(call, 'id', '').startswith('register_'): continue # its settings are asked for
+        for name in _names(node) or ['']: own.setdefault(name, []).append(node)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.module: continue
+        if node.level or node.module.startswith('bicl.'):
+            source = node.module.removeprefix('bicl.')
+            imported |= {a.asname or a.name: (source, a.name) for a in node.names}
+    return own, imported
 
 def code_version(
-    *modules:str, # names below `bicl`, such as "streams"
+    *roots:str, # definitions below `bicl`, such as "streams.make_stream"
 )->str: # twelve hexadecimal digits
-    "A fingerprint of what these modules execute."
-    h = hashlib.sha256()
-    for m in sorted(modules):
-        spec = find_spec(f'bicl.{m}')
-        if spec is None: raise ValueError(f'there is no module bicl.{m}')
-        h.update(f'{m}\0{_bare(Path(spec.origin).read_text(encoding="utf-8"))}\0'.encode())
-    return h.hexdigest()[:12]
+    "A fingerprint of what these definitions, and all that they mention, execute."
+    todo, texts = [tuple(r.split('.', 1)) for r in roots], {}
+    while todo:
+        if (at := todo.pop()) in texts: continue
+        (module, name), (own, imported) = at, _definitions(at[0])
+        if name and name not in own and name not in imported:
+            raise ValueError(f'bicl.{module} has no definition {name!r}')
+        nodes = own.get(name, [])
+        texts[at] = [ast.unparse(n) for n in nodes]
+        used = {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)} | {name}
+        todo += [(module, n) for n in used | {''} if n in own]
+        todo += [imported[n] for n in used if n in imported]
+    text = json.dumps(sorted((*at, *t) for at, t in texts.items() if t))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 # %% ../nbs/00_core.ipynb #28cf649b
 def stamp(

@@ -8,11 +8,10 @@ __all__ = ['METHODS', 'WHERE', 'TESTS', 'StreamInfo', 'info_of', 'Learner', 'Met
            'identity', 'save_checkpoint', 'load_checkpoint', 'resume', 'validate', 'Loop', 'fit', 'check_learner']
 
 # %% ../nbs/07_learner.ipynb #80f04bb7
-import hashlib, inspect, json, re, tempfile, time
+import hashlib, inspect, json, tempfile, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -50,6 +49,8 @@ def info_of(
 # %% ../nbs/07_learner.ipynb #d9a39c77
 class Learner(nn.Module):
     "Base of all methods: fill in `observe` and `predict`, and `end_task` if the method needs it."
+    metric = 'accuracy' # what `score` measures
+
     def __init__(self,
         info:StreamInfo, # shape of the stream it will see
         settings=None, # the method's settings: a dataclass
@@ -68,6 +69,7 @@ class Learner(nn.Module):
     def observe(self, block): raise NotImplementedError('a learner needs observe(block)')
     def end_task(self): "Called after the last block of each task."
     def predict(self, x, t:int): raise NotImplementedError('a learner needs predict(x, t)')
+    def score(self, stream, tasks, chunk:int): return evaluate(self, stream, tasks, chunk)
     def watched(self): return list(self.parameters()) # tensors that must stay finite
 
 # %% ../nbs/07_learner.ipynb #60844e47
@@ -213,6 +215,7 @@ class Run:
     block:int=0 # blocks of the next task that have been observed
     samples:int=0 # samples observed by each replica
     resumed:int=0 # how often it went on from a checkpoint
+    metric:str='accuracy' # what the matrix holds: see `Learner.score`
 
     @property
     def memory(self)->int: return self.settings.get('memory', 0)
@@ -228,14 +231,14 @@ class Run:
 # %% ../nbs/07_learner.ipynb #07575fcb
 @patch
 def rows(self:Run):
-    "The accuracies as tidy rows in a pandas frame; `task_trained` 0 is before training."
+    "The matrix as tidy rows in a pandas frame; `task_trained` 0 is before training."
     import pandas as pd
     R, J, T = self.accuracy.shape
     r, j, i = torch.cartesian_prod(*map(torch.arange, (R, J, T))).T.numpy()
     df = pd.DataFrame(dict(benchmark=self.benchmark, method=self.method, memory=self.memory,
         protocol=self.protocol, seed=torch.tensor(self.seeds).numpy()[r], task_trained=j,
-        task_tested=i + 1, metric='accuracy', value=self.accuracy.reshape(-1).numpy(), stamp=self.stamp,
-        code_version=self.version, settings=json.dumps(self.settings, sort_keys=True),
+        task_tested=i + 1, metric=self.metric, value=self.accuracy.reshape(-1).numpy(),
+        stamp=self.stamp, code_version=self.version, settings=json.dumps(self.settings, sort_keys=True),
         device=self.device, seconds=self.seconds))
     return df.dropna(subset='value').reset_index(drop=True)
 
@@ -249,23 +252,16 @@ def __repr__(self:Run):
             f'tested {self.test_seconds:.1f} s')
 
 # %% ../nbs/07_learner.ipynb #c8d385de
-def _imports(modules)->set:
-    "`modules` of this package and all modules of it that they import."
-    todo, done = list(modules), set()
-    while todo:
-        m = todo.pop()
-        spec = None if m in done else find_spec(f'bicl.{m}')
-        if spec is None: continue
-        done.add(m)
-        source = Path(spec.origin).read_text(encoding='utf-8')
-        todo += re.findall(r'^\s*from (?:bicl)?\.(\w+) import', source, re.M)
-    return done
-
 def _bytecode(f)->str:
     "What a function executes, as text."
     c = getattr(f, '__code__', f)
     inner = [_bytecode(k) if inspect.iscode(k) else repr(k) for k in c.co_consts]
     return f'{c.co_code.hex()} {c.co_names} {inner}'
+
+def _root(x)->list[str]:
+    "Where in this package an object was defined, if it was."
+    home = str(getattr(x, '__module__', ''))
+    return [f'{home[5:]}.{x.__name__}'] if home.startswith('bicl.') and hasattr(x, '__name__') else []
 
 def code_of(
     cls:type, # a learner's class
@@ -273,10 +269,12 @@ def code_of(
     "A fingerprint of the code that decides what a learner of this class does."
     known = 'bicl', 'torch', 'builtins'
     own = [c for c in cls.__mro__ if c.__module__.split('.')[0] not in known]
-    mods = {c.__module__.split('.')[1] for c in cls.__mro__ if c.__module__.startswith('bicl.')}
-    base = code_version(*_imports(mods | {'learner', 'streams'}))
-    code = [_bytecode(f) for c in own for _, f in sorted(vars(c).items()) if inspect.isfunction(f)]
-    return hashlib.sha256(repr((base, code)).encode()).hexdigest()[:12] if own else base
+    code = [f for c in own for _, f in sorted(vars(c).items()) if inspect.isfunction(f)]
+    used = [f.__globals__.get(n) for f in code for n in f.__code__.co_names]
+    roots = [r for x in [*cls.__mro__, *used] for r in _root(x)]
+    base = code_version('learner.fit', 'streams.make_stream', *roots)
+    if not own: return base
+    return hashlib.sha256(repr((base, [_bytecode(f) for f in code])).encode()).hexdigest()[:12]
 
 # %% ../nbs/07_learner.ipynb #99c2a4d7
 def identity(
@@ -406,7 +404,8 @@ class Loop:
         accuracy = torch.full((learner.R, stream.T + 1, stream.T), torch.nan, dtype=torch.float64)
         code = self.ask['code']
         self.run = Run(stream.name, learner.method, protocol, learner.info.seeds, accuracy,
-                       self.ask['settings'], str(stream.device), code, stamp(self.ask, code))
+                       self.ask['settings'], str(stream.device), code, stamp(self.ask, code),
+                       metric=learner.metric)
         if checkpoint and Path(checkpoint).exists(): resume(checkpoint, learner, self.run, self.ask)
         self.watch, self.saved, self.t = Watch(learner), time.perf_counter(), time.perf_counter()
 
@@ -445,7 +444,7 @@ def learn(self:Loop, move):
 def examine(self:Loop):
     "Fill one row of the accuracy matrix."
     run, tasks = self.run, _tested(self.test, self.run.task, self.stream.T)
-    if tasks: run.accuracy[:, run.task, tasks] = evaluate(self.learner, self.stream, tasks, self.chunk)
+    if tasks: run.accuracy[:, run.task, tasks] = self.learner.score(self.stream, tasks, self.chunk)
     run.test_seconds += self.lap()
 
 # %% ../nbs/07_learner.ipynb #1a699c9a

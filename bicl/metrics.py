@@ -24,7 +24,9 @@ def as_matrix(
     if a.ndim == 2: a = a[None]
     if a.ndim != 3 or a.shape[1] != a.shape[2] + 1:
         raise ValueError(f'an accuracy matrix is [R, T+1, T], untrained row first, got {a.shape}')
-    if not np.isfinite(a).all(): raise ValueError('some values of the matrix are not finite')
+    needed = a[:, -1], np.diagonal(a[:, 1:], axis1=1, axis2=2)
+    if np.isinf(a).any() or np.isnan(needed).any():
+        raise ValueError('the last row and the diagonal of the matrix must be finite numbers')
     return a
 
 # %% ../nbs/10_metrics.ipynb #e08873e0
