@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPARSE', 'PAIRS', 'OnlineSettings', 'network', 'arrivals', 'Online', 'kind_of', 'nearest', 'table', 'Independent',
-           'step', 'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'affine', 'signals', 'fisher',
-           'EWCSettings', 'EWC', 'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'products',
-           'ByPairs', 'ByPixels', 'task_gradients', 'gram_of', 'move', 'shares', 'dots', 'AGEMSettings', 'AGEM',
+           'step', 'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'signals', 'fisher', 'EWCSettings', 'EWC',
+           'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'products', 'ByPairs',
+           'ByPixels', 'task_gradients', 'gram_of', 'move', 'shares', 'dots', 'gem_step', 'AGEMSettings', 'AGEM',
            'project', 'MERSettings', 'MER']
 
 # %% ../nbs/09_baselines.ipynb #7a16d67a
@@ -247,10 +247,6 @@ def er_preset(benchmark:str, memory:int)->dict:
 register_method('ER', ER, ERSettings, er_preset)
 
 # %% ../nbs/09_baselines.ipynb #d789c3e0
-def affine(x:Tensor, W:Tensor, b:Tensor)->Tensor:
-    "`x @ W + b`; if the result is narrow, its transpose is computed: four times faster on a CPU."
-    return torch.baddbmm(b, x, W) if W.shape[2] >= 32 else torch.baddbmm(b.mT, W.mT, x.mT).mT
-
 def signals(
     layers, # weight and bias of every layer, see `layers_of`
     x:Tensor, y:Tensor, # `[R, B, d]` and `[R, B]`
@@ -260,11 +256,11 @@ def signals(
     "Forward and backward, keeping what the gradients are made of."
     threshold_backward = torch.ops.aten.threshold_backward
     (W, b), *rest = layers
-    acts, out = [x, torch.baddbmm(b, x, W) if h is None else h], []
+    acts = [x, torch.baddbmm(b, x, W) if h is None else h]
     for W, b in rest:
         acts[-1] = acts[-1].relu()
-        acts.append(affine(acts[-1], W, b))
-    z = acts.pop()
+        acts.append(torch.baddbmm(b, acts[-1], W))
+    z, out = acts.pop(), []
     d = (z - z.amax(-1, keepdim=True)).exp_() # a softmax by hand: torch's is slow on few classes
     d.div_(d.sum(-1, keepdim=True))
     d.scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1)).mul_(w)
@@ -412,9 +408,10 @@ def duals(
     "The dual solutions of all replicas; the device is waited for once."
     bad = (q < 0).any(1).nonzero()[:, 0].tolist()
     if not bad: return None
-    v, P, q64 = torch.zeros_like(q), gram(*args).double().cpu().numpy(), q.double().cpu().numpy()
-    for r in bad: v[r] = torch.from_numpy(solve_dual(P[r], q64[r], margin)).to(v)
-    return v
+    P, q64 = (a.double().cpu().numpy() for a in (gram(*args), q))
+    v = np.zeros_like(q64)
+    for r in bad: v[r] = solve_dual(P[r], q64[r], margin)
+    return torch.from_numpy(v).to(q)
 
 def flat(grads)->Tensor: return torch.cat([g.flatten(1) for g in grads], 1) # [R, P]
 
@@ -497,7 +494,7 @@ class ByPixels:
         t:int, # number of past tasks
     ):
         self.x, self.t, self.pools = x.contiguous(), t, None
-        if x.device.type == 'cpu' and len(x) == 1 and (x != 0).double().mean() < SPARSE:
+        if x.is_cpu and (x != 0).double().mean() < SPARSE: # on a CPU, R is 1
             y, parts = np.empty(0, np.int64), (x[0], *x[0].mT.chunk(t, 1)) # all; pixels by task
             self.pools = [make_pool(a.contiguous().numpy(), y) for a in parts]
 
@@ -527,7 +524,7 @@ def task_gradients(
 )->list: # gradients of its weights and biases, `[R, t, ·]`
     "The gradients of each task's mean loss."
     A, D = (z.reshape(len(z)*t, z.shape[1]//t, z.shape[2]) for z in (a, d))
-    G = torch.bmm(A.mT, D) if d.shape[2] >= 32 else torch.bmm(D.mT, A).mT # see `affine`
+    G = torch.bmm(D.mT, A).mT if d.shape[2] < 32 else torch.bmm(A.mT, D) # faster if narrow
     return [G.reshape(len(a), t, -1), by_task(d, t, 1)]
 
 def gram_of(G:list)->Tensor: return sum(torch.bmm(g, g.mT) for g in G) # [R, t, t]
@@ -571,6 +568,27 @@ def dots(K:Tensor, d:Tensor, upper)->Tensor: # [R, N]
     return q.sum(1)
 
 # %% ../nbs/09_baselines.ipynb #c272faf6
+def gem_step(
+    layers, # weight and bias of every layer, changed in place
+    first:ByPairs|ByPixels, # the first one
+    i:int, j:int, # samples of the block
+    y:Tensor, w:Tensor, # labels and weights of the memories' samples and of these
+    s, # settings
+):
+    "One step of some replicas."
+    t, N = first.t, y.shape[1] - j + i
+    h = torch.cat([first.old, first.responses(i, j)], 1)
+    ((_, d), *upper), G = signals(layers, None, y, w, h), []
+    def gram():
+        for a, e in upper: G.extend(task_gradients(a[:, :N], e[:, :N], t))
+        return gram_of(G) + first.gram(d[:, :N])
+    v = duals(by_task(dots(first.new_old[:, i:j], d, upper), t, 1), s.margin, gram)
+    first.step(i, j, d[:, N:], d[:, :N], v)
+    for (W, b), (a, e) in zip(layers[1:], upper):
+        W.baddbmm_(a[:, N:].mT, e[:, N:], alpha=-s.lr)
+        b.sub_(e[:, N:].sum(1, keepdim=True), alpha=s.lr)
+    if v is not None: move(sum(layers[1:], ()), G, v, s.lr)
+
 @patch
 @torch.no_grad()
 def learn_fast(self:GEM,
@@ -579,51 +597,41 @@ def learn_fast(self:GEM,
     first:ByPairs|ByPixels, # their first layer
 ):
     "The same as `learn`, for the MLP."
-    s, t, M, N = self.settings, block.task, self.memory, block.task*self.memory.per_task
-    layers = [(W[part], b[part]) for W, b in layers_of(self.model)]
-    old_y, old_w = M.y[part, :N], shares(M, t)
+    s, M, N = self.settings, self.memory, block.task*self.memory.per_task
+    layers, old = [(W[part], b[part]) for W, b in layers_of(self.model)], shares(M, block.task)
     first.begin(*layers[0], block.x[part], s.lr)
     for i in range(0, len(block), s.batch):
-        j, G = min(i + s.batch, len(block)), []
-        y = torch.cat([old_y, block.y[part, i:j]], 1)
-        w = torch.cat([old_w, old_w.new_full((1, j - i, 1), 1/(j - i))], 1)
-        h = torch.cat([first.old, first.responses(i, j)], 1)
-        (_, d), *upper = signals(layers, None, y, w, h)
-        def pairs():
-            for a, e in upper: G.extend(task_gradients(a[:, :N], e[:, :N], t))
-            return gram_of(G) + first.gram(d[:, :N])
-        q = by_task(dots(first.new_old[:, i:j], d, upper), t, 1)
-        v = duals(q, s.margin, pairs)
-        first.step(i, j, d[:, N:], d[:, :N], v)
-        for (W, b), (a, e) in zip(layers[1:], upper):
-            W.baddbmm_(a[:, N:].mT, e[:, N:], alpha=-s.lr)
-            b.sub_(e[:, N:].sum(1, keepdim=True), alpha=s.lr)
-        if v is not None: move(sum(layers[1:], ()), G, v, s.lr)
+        j = min(i + s.batch, len(block))
+        y = torch.cat([M.y[part, :N], block.y[part, i:j]], 1)
+        w = torch.cat([old, old.new_full((1, j - i, 1), 1/(j - i))], 1)
+        gem_step(layers, first, i, j, y, w, s)
     first.finish()
 
 # %% ../nbs/09_baselines.ipynb #babfe353
-PAIRS = 800 # up to so many memory samples, work on pairs is cheaper
+PAIRS = 600 # up to so many memory samples, work on pairs is cheaper
 
 @patch
 def past(self:GEM, t:int)->list: # of a slice of replicas and their first layer
-    "What is the same all task long. Few pictures: all replicas together. Many: one at a time."
+    "What is the same all task long."
     if self.known[0] != t:
         x = self.memory.x[:, :t*self.memory.per_task]
-        few, R = x.shape[1] <= PAIRS, len(x)
-        n = R if few or x.device.type != 'cpu' else 1
-        parts = [slice(r, r + n) for r in range(0, R, n)]
-        self.known = t, [(r, (ByPairs if few else ByPixels)(x[r], t)) for r in parts]
+        kind, n = ByPairs if x.shape[1] <= PAIRS else ByPixels, 1 if x.is_cpu else len(x)
+        parts = [slice(r, r + n) for r in range(0, len(x), n)]
+        self.known = t, [(r, kind(x[r], t)) for r in parts]
     return self.known[1]
 
 @patch
 def observe(self:GEM, block):
     "Learn sample by sample (or batch by batch), never against the past."
-    s, t = self.settings, block.task
+    s, t, threads = self.settings, block.task, torch.get_num_threads()
+    def run(i):
+        torch.set_num_threads(1) # in this Python thread
+        self.learn_fast(block, *self.past(t)[i])
     if not t: sgd(self.model, block.x, block.y, arrivals(block, s.batch), s.lr)
     elif type(self.model) is not MLP: self.learn(block)
     else:
-        parts = self.past(t)
-        each_replica(lambda i: self.learn_fast(block, *parts[i]), len(parts))
+        try: each_replica(run, len(self.past(t)))
+        finally: torch.set_num_threads(threads)
     self.memory.add(block)
 
 register_method('GEM', GEM, GEMSettings, table(

@@ -202,13 +202,10 @@ def each_replica(
     f, # called as f(r)
     R:int, # number of replicas
 )->list: # of results
-    "Call `f` for every replica, in parallel; PyTorch uses one thread in each call."
-    n = torch.get_num_threads()
+    "Call `f` for every replica, in parallel."
+    n = min(R, torch.get_num_threads())
     if n == 1: return [f(r) for r in range(R)]
-    one = dict(initializer=torch.set_num_threads, initargs=(1,)) # the same bits on any machine
-    try:
-        with ThreadPoolExecutor(min(R, n), **one) as pool: return list(pool.map(f, range(R)))
-    finally: torch.set_num_threads(n)
+    with ThreadPoolExecutor(n) as pool: return list(pool.map(f, range(R)))
 
 def can_compile(
     model:nn.Module,
