@@ -191,7 +191,7 @@ class VAESettings:
             raise ValueError(f'precision {self.precision!r} is unknown; '
                              f'use {", ".join(PRECISIONS)}')
 
-# %% ../nbs/11_generative.ipynb #c15ad060
+# %% ../nbs/11_generative.ipynb #1d64aba6
 class NaiveVAE(Learner):
     "The VAE objective, task after task."
     metric = 'test-LL'
@@ -205,7 +205,7 @@ class NaiveVAE(Learner):
         self.trunk_state = Slots(solver, self.trunk)
         self.own_state = nn.ModuleList(Slots(solver, self.own(t)) for t in range(info.T))
         R, T = info.R, info.T
-        self.register_buffer('stderr', torch.zeros(R, T + 1, T, dtype=torch.float64)) # 0: not tested
+        self.register_buffer('stderr', torch.zeros(R, T + 1, T, dtype=torch.float64))
         self.register_buffer('drawn', torch.zeros(R, T + 1, T, s.drawn, info.d, dtype=torch.uint8))
 
     @property
@@ -390,7 +390,7 @@ class ERVAE(NaiveVAE):
 
 register_method('VAE-ER', ERVAE, ERVAESettings)
 
-# %% ../nbs/11_generative.ipynb #1046c269
+# %% ../nbs/11_generative.ipynb #5087afd1
 class JointVAE(NaiveVAE):
     "All tasks at once: the upper bound."
     def __init__(self, info, settings=None):
@@ -403,7 +403,8 @@ class JointVAE(NaiveVAE):
     def observe(self, block):
         if self.learnt: return
         s, (stream,) = self.settings, self.stream
-        tasks = [Block(stream.float(x), y, t) for t in range(stream.T) for x, y in [stream.train(t)]]
+        data = [stream.train(t) for t in range(stream.T)]
+        tasks = [Block(stream.float(x), y, t) for t, (x, y) in enumerate(data)]
         for _ in range(s.epochs):
             turns = [self.order.permutation(len(b)).split(s.batch, 1) for b in tasks]
             for i in range(max(map(len, turns))):
@@ -421,26 +422,21 @@ class JointVAE(NaiveVAE):
 
 register_method('VAE-Joint', JointVAE, VAESettings)
 
-# %% ../nbs/11_generative.ipynb #adbb839d
+# %% ../nbs/11_generative.ipynb #7c719007
 @dataclass
 class BiCLVAESettings(ERVAESettings):
-    "Settings of `BiCLVAE`; half of `batch` and `replayed` train w, the other half judge λ."
-    batch:int=100 # samples of the block per round
-    replayed:int=50 # samples of a past task per round
+    "Settings of `BiCLVAE`; in each round `batch` + `replayed` samples train w, others judge λ."
     K:int=1 # inner steps
     outer_lr:float=.001 # step size of the outer ADAM; `lr` is that of the inner one
     hypergradient:str='exact' # or "first-order": without the indirect term
-    beta_lam:float=1. # Reptile rates of λ and w after each pass over the block
-    beta_w:float=1.
-    task_beta_lam:float=1. # Reptile rates of λ and w after each task but the first
-    task_beta_w:float=1.
+    beta_lam:float=.8 # Reptile rates of λ and w after each pass over the block
+    beta_w:float=.8
+    task_beta_lam:float=.9 # Reptile rates of λ and w after each task but the first
+    task_beta_w:float=.9
     split:str='head' # "head": λ is the trunk; "reversed": w is the trunk
 
     def __post_init__(self):
         super().__post_init__()
-        if min(self.batch, self.replayed) < 2: raise ValueError(
-            f'batch={self.batch} and replayed={self.replayed} must be at least 2: one half trains '
-            'w, the other judges λ')
         for k, ok in (('split', ('head', 'reversed')), ('hypergradient', ('exact', 'first-order'))):
             v = getattr(self, k)
             if v not in ok: raise ValueError(f'{k}={v!r} is unknown; use {" or ".join(ok)}')
@@ -494,17 +490,25 @@ def round(self:BiCLVAE, pairs:list):
         g = self.inner_outer(lam, self.trunk, trs, vals, self.trunk_state)
         for t in tasks: self.own_state[t].update(self.own(t), {k: g[k] for k in self.own(t)})
 
-# %% ../nbs/11_generative.ipynb #f9327f4f
+# %% ../nbs/11_generative.ipynb #ad2a81c5
+@patch
+def sides(self:BiCLVAE, B:int)->tuple[Tensor, Tensor]: # positions in the block, both [R, rounds, ·]
+    "The training and validation samples of all rounds of a pass over `B` samples."
+    n = self.settings.batch
+    tr, val = deal(B, max(1, B//(2*n)), n, self.order)
+    k = min(tr.shape[2], val.shape[2]) # an odd block has one more on one side
+    return torch.cat([tr[..., :k], val[..., :k]], 1), torch.cat([val[..., :k], tr[..., :k]], 1)
+
 @patch
 def observe(self:BiCLVAE, block:Block):
     "Lines 6 to 20: passes over the block, then it enters the memory."
     s, (lam, w), t, i = self.settings, self.theta, block.task, 0
     for _ in range(s.epochs):
         self.pass_level.mark(lam.values(), w.values())                                # line 6
-        sides = deal(len(block), max(1, len(block)//s.batch), s.batch//2, self.order) # lines 7, 8
-        for at in zip(*(side.unbind(1) for side in sides)):                           # line 9
+        tr, val = self.sides(len(block))                                              # lines 7, 8
+        for at in zip(tr.unbind(1), val.unbind(1)):                                   # line 9
             pairs = [[self.with_noise(block.take(a).x, t) for a in at]]
-            if t: pairs.append([self.with_noise(of_task(self.M, i % t, s.replayed//2), i % t)
+            if t: pairs.append([self.with_noise(of_task(self.M, i % t, s.replayed), i % t)
                                 for _ in at])
             self.round(pairs)                                                         # 10 to 17
             i += 1
