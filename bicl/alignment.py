@@ -16,17 +16,18 @@ from .hypergrad import SGD, CrossEntropy, flatten, hypergradient
 from .learner import Learner
 from .models import split
 
-# %% ../nbs/08c_alignment.ipynb #52af8551
+# %% ../nbs/08c_alignment.ipynb #8ddac300
 def held_out(
     stream, # whose test samples are used
     n:int=250, # samples for the inner steps, and as many for the outer loss
 )->list: # for each task, two batches (x [R or 1, n, d], y [R or 1, n])
     "Test samples of every task, different pictures for different tasks."
-    n = min(n, len(stream.test_y)//(2*stream.T))
-    if n < 1: raise ValueError(f'{len(stream.test_y)} test samples are too few for {stream.T} tasks')
+    M, T = len(stream.test_y), stream.T
+    n = min(n, M//(2*T))
+    if n < 1: raise ValueError(f'{M} test samples are too few for {T} tasks; two for each are needed')
     batches = []
-    for t in range(stream.T):
-        where = t if stream.held is None else 0 # with test sets of their own, tasks share no picture
+    for t in range(T):
+        where = t if stream.held is None else 0 # test sets of their own have other pictures anyway
         x, y = next(islice(stream.test(t, 2*n), where, None))
         half = y.shape[1]//2
         batches.append(((x[:, :half], y[:, :half]), (x[:, half:], y[:, half:])))
