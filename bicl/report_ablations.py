@@ -10,7 +10,6 @@ __all__ = ['FACTORS', 'NAMES', 'ALIGNMENT', 'COLUMNS', 'TERM', 'LEVEL', 'RULE', 
            'to_csv', 'to_tex', 'alignment_md', 'sections', 'completeness', 'write_report']
 
 # %% ../nbs/13c_report_ablations.ipynb #6884fc5c
-import json
 from pathlib import Path
 
 import numpy as np, pandas as pd
