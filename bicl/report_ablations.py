@@ -527,7 +527,9 @@ def write_report(
     _write(out/'ablations.csv', to_csv(table))
     _write(out/'ablations.tex', to_tex(main))
     if len(aligned): save_figure(alignment_figure(runs), out/'figures'/'ablation-alignment')
-    _write(out/'ablations.md', '\n\n'.join([f'# {grid.title}', INTRO, f'{status} Seeds {seeds}.',
+    _write(out/'ablations.md', '\n\n'.join([f'# {grid.title}', INTRO,
+        f'{status} Seeds {seeds}. In other forms: [ablations.csv](ablations.csv), '
+        '[ablations.tex](ablations.tex).',
         f'**The rule.** {RULE[0].upper()}{RULE[1:]}.', '## Retained accuracy at a glance',
         'Difference in RA to the default (bilevel term: to first-order). ▲ helps, ▼ hurts.',
         glance_md(main), '## Conclusions', conclusions(main), '### What should become the default',
