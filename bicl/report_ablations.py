@@ -7,7 +7,7 @@ __all__ = ['FACTORS', 'NAMES', 'ALIGNMENT', 'COLUMNS', 'TERM', 'LEVEL', 'RULE', 
            'ALIGNED', 'TERM_SIZE', 'settings_of', 'factors_of', 'seed_values', 'collect_runs', 'detectable', 'compare',
            'is_default', 'differences', 'bilevel_term', 'judge', 'sentence', 'conclusions', 'better', 'glance_md',
            'factor_figure', 'alignment_name', 'alignment_rows', 'alignment_figure', 'indirect_md', 'factor_md',
-           'to_csv', 'to_tex', 'alignment_md', 'sections', 'completeness', 'write_report']
+           'to_csv', 'to_tex', 'promise', 'alignment_md', 'sections', 'completeness', 'write_report']
 
 # %% ../nbs/13c_report_ablations.ipynb #6884fc5c
 from pathlib import Path
@@ -472,6 +472,17 @@ also depends on how well the tasks are known, so Online, which forgets, is no ya
 TERM_SIZE = """Length of the indirect term of the hypergradient relative to the direct one, measured
 while the default of BiCL learns: mean over tasks and seeds."""
 
+def promise(
+    t:pd.DataFrame, # comparisons of alignment
+    other:str, # "ER" or "BiCL without Reptile"
+)->str:
+    "Whether BiCL's gradients are better aligned than those of another learner, in a sentence."
+    p = t[(t.reference == other) & (t.metric == 'cosine')]
+    n = {v: int((p.verdict == v).sum()) for v in SIGNS}
+    return (f'Is BiCL better aligned than {other}? At the end of a task: yes on {n["helps"]} of '
+            f'{len(p)} benchmarks, the opposite on {n["hurts"]}, no difference seen on '
+            f'{n["no difference seen"]}.')
+
 def alignment_md(
     runs:list, # from `collect_runs`
     t:pd.DataFrame, # comparisons of alignment
@@ -483,6 +494,8 @@ def alignment_md(
     says = [f'- **{v}**, {ALIGNMENT[m]}: {sentence(p)}.'
             for (v, m), p in t.groupby(['variant', 'metric'], sort=False)]
     text = '\n'.join(says).replace('helps', 'more aligned').replace('hurts', 'less aligned')
+    names = [n for n in ('ER', 'BiCL without Reptile') if n in set(t.reference)]
+    text = f'**{" ".join(promise(t, n) for n in names)}** In detail:\n\n{text}'
     return parts + ['## Gradient alignment', ALIGNED, text,
                     '![Gradient alignment](figures/ablation-alignment.svg)', factor_md(t)]
 
