@@ -6,7 +6,7 @@
 __all__ = ['FAST', 'compiled', 'Pool', 'Work', 'gradients', 'sgd_torch', 'compress', 'add_rows', 'pull_back', 'add_outer',
            'make_pool', 'make_work', 'forward', 'output_error', 'relax', 'sgd_step', 'sgd_steps', 'weights_of',
            'each_replica', 'can_compile', 'sgd_compiled', 'sgd', 'reptile_rows', 'reptile_net', 'copy_net', 'mer_block',
-           'mer_compiled']
+           'mer_compiled', 'add_product']
 
 # %% ../nbs/08b_compiled.ipynb #48e5a2de
 from collections import namedtuple
@@ -306,3 +306,17 @@ def mer_compiled(
         mer_block(net, old, start, draws[r].numpy(), held.numpy(), slot[r].numpy(), where,
                   make_pool(x[r].numpy(), y[r].numpy()), lr, within, across, last, work)
     each_replica(run, len(x))
+
+# %% ../nbs/08b_compiled.ipynb #5d0c3a72
+@compiled
+def _add_product(out, W, ptr, idx, val):
+    for s in range(out.shape[0]): add_rows(out[s], W, idx, val, ptr[s], ptr[s+1])
+
+def add_product(
+    out:Tensor, # `[N, k]`, changed in place
+    pool:Pool, # of N samples with d numbers each
+    W:Tensor, # `[d, k]`
+)->Tensor:
+    "`out += x @ W` for the samples `x` of the pool, whose labels do not matter."
+    _add_product(out.numpy(), W.numpy(), *pool[:3])
+    return out

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['CELL', 'BENCHMARK_NAMES', 'METHOD_ORDER', 'PAPER_NAME', 'TABLE_COLUMNS', 'SIGNS', 'TEX', 'TEX_HEAD', 'LINE',
-           'GUESSES', 'COMPANIONS', 'in_order', 'matrices', 'by_seed', 'cells', 'bold', 'to_csv', 'md_table', 'shown',
-           'to_md', 'caption', 'tex_rows', 'to_tex', 'save_figure', 'look', 'memory_figure', 'focus', 'at_memory',
-           'curves', 'forgetting_figure', 'matrix_figure', 'scatter_figure', 'glance_figure', 'Study', 'collect',
-           'all_rows', 'status', 'timing', 'lines_of', 'timing_md', 'counts_md', 'list_md', 'compact_md', 'bicl_goals',
-           'goals_md', 'is_half', 'halved_md', 'protocols_md', 'settings_md', 'varied', 'search_table', 'search_md',
-           'write_tables', 'write_small', 'paper_figures', 'write_paper', 'report', 'bicl_report']
+           'GUESSES', 'MORE', 'COMPANIONS', 'in_order', 'matrices', 'by_seed', 'cells', 'bold', 'to_csv', 'md_table',
+           'shown', 'to_md', 'caption', 'tex_rows', 'to_tex', 'save_figure', 'look', 'memory_figure', 'focus',
+           'at_memory', 'curves', 'forgetting_figure', 'matrix_figure', 'scatter_figure', 'glance_figure', 'Study',
+           'collect', 'all_rows', 'status', 'timing', 'lines_of', 'timing_md', 'counts_md', 'list_md', 'compact_md',
+           'bicl_goals', 'goals_md', 'explained_md', 'protocols_md', 'settings_md', 'varied', 'search_table',
+           'search_md', 'write_tables', 'write_small', 'paper_figures', 'write_paper', 'report', 'bicl_report']
 
 # %% ../nbs/13_report.ipynb #d4c480ec
 import json, sys
@@ -576,31 +576,27 @@ def goals_md(study:Study)->str:
         f'highest mean in {low.top.sum()} of {len(low)}.')
 
 # %% ../nbs/13_report.ipynb #72714051
-def is_half(table:pd.DataFrame)->pd.Series:
-    "Cells of GEM at half of a memory size of the paper: an explanation, not a row of Table 1."
-    sizes = set(paper_table().memory.dropna())
-    return (table.method == 'GEM') & table.memory.isin({m // 2 for m in sizes} - sizes)
-
 def _against(r, mean:float, std:float)->str:
     "A cell of ours and the sign of its verdict against a number of the paper."
     if r is None: return ''
     return f'{r.mean:.2f} {SIGNS[verdict(r._asdict(), mean, std, HIGHER[r.metric])]}'
 
-def halved_md(table:pd.DataFrame)->str:
-    "GEM with half the memory against the paper's GEM with all of it."
-    paper = {(r.benchmark, r.memory, r.metric): (r.mean, r.std)
-             for r in paper_table().query('method == "GEM"').itertuples()}
-    gem = table[(table.method == 'GEM') & table.metric.isin(['RA', 'LA'])]
-    at, body = {(r.benchmark, r.memory, r.metric): r for r in gem.itertuples()}, []
-    for r in gem[is_half(gem)].itertuples():
-        b, m, metric = r.benchmark, r.memory, r.metric
-        if (b, 2 * m, metric) not in paper: continue
-        mean, std = paper[b, 2 * m, metric]
-        body.append([BENCHMARK_NAMES.get(b, b), metric, f'{2 * m:,}', f'{mean:.2f} ({std:.2f})',
-            _against(at.get((b, 2 * m, metric)), mean, std), f'{m:,}', _against(r, mean, std)])
-    head = ['Benchmark', 'Metric', 'nominal memory', 'paper', 'ours, all of it', 'half of it',
-            'ours, half of it']
-    return md_table(head, body) if body else ''
+def explained_md(table:pd.DataFrame, explained:pd.DataFrame)->str:
+    "Rows of the paper beside ours as described, and as they may have been."
+    key = lambda r, memory: (r.benchmark, r.method, _none(memory), r.metric)
+    paper = {key(r, r.memory): (r.mean, r.std) for r in paper_table().itertuples()}
+    at, body = {key(r, r.memory): r for r in table.itertuples()}, []
+    for r in explained[explained.metric.isin(['RA', 'LA'])].itertuples():
+        k = key(r, 2 * r.memory if r.method == 'GEM' else r.memory)
+        if k not in paper: continue
+        what = f'{r.memory:,} samples' if r.method == 'GEM' else 'networks not narrowed'
+        body.append([r.method + (f' {k[2]:,}' if k[2] else ''),
+            BENCHMARK_NAMES.get(r.benchmark, r.benchmark), r.metric,
+            f'{paper[k][0]:.2f} ({paper[k][1]:.2f})', _against(at.get(k), *paper[k]), what,
+            _against(r, *paper[k])])
+    head = ['Row', 'Benchmark', 'Metric', 'paper', 'ours, as described', 'explanation',
+            'ours, explained']
+    return md_table(head, body)
 
 def protocols_md(buffered:pd.DataFrame, strict:pd.DataFrame)->str:
     "The same methods under both protocols."
@@ -652,6 +648,8 @@ GUESSES = """
   ten tasks of the twenty-task file of the reference code. Both are run.
 - **GEM's memory.** The printed rows fit half of the nominal memory, the reference setting for
   twenty tasks. We give GEM all of it, and show the half.
+- **Independent's width.** The printed row fits networks of the full width; divided by the number of
+  tasks, as the reference runs describe it, they reach far less. Both are run.
 - **Algorithms.** The reservoir and the sign of the outer step are wrong as printed, one symbol
   stands for three step sizes, and "the maximum cross-entropy" cannot be taken literally. The
   chapters on memory, hypergradients and BiCL say what we do instead, and why.
@@ -686,10 +684,11 @@ def search_table(study:Study)->pd.DataFrame:
 def search_md(study:Study, top:int=12)->str:
     "The best settings of a search, for every method and memory."
     t, parts = search_table(study), []
-    extra = [c for c in t if c not in (*CELL[1:], 'RA', 'LA', 'benchmarks', 'wins')]
+    columns = [c for c in t if c not in (*CELL[1:], 'RA', 'LA', 'benchmarks', 'wins')]
     for (m, memory, p), part in t.groupby(CELL[1:], sort=False, dropna=False):
         size = '' if pd.isna(memory) else f', memory {memory:,}'
         part = part[part.benchmarks == part.benchmarks.max()]
+        extra = [c for c in columns if part[c].nunique() > 1]
         more = f' (the best {top} of {len(part)})' if len(part) > top else ''
         body = [[*(getattr(r, c) for c in extra), f'{r.RA:.2f}', f'{r.LA:.2f}', r.wins]
                 for r in part.head(top).itertuples()]
@@ -704,8 +703,8 @@ def _write(path:Path, text:str):
 
 def write_tables(study:Study, out:Path, name:str):
     "The table as Markdown, LaTeX and CSV."
-    t = study.table[~is_half(study.table)]
-    _write(out/f'{name}.csv', to_csv(study.table))
+    t = study.table
+    _write(out/f'{name}.csv', to_csv(t))
     _write(out/f'{name}.tex', to_tex(t))
     _write(out/f'{name}.md', f'# {study.grid.title}\n\n{to_md(t)}\n\n{caption(t)}')
 
@@ -738,7 +737,7 @@ def write_small(
 # %% ../nbs/13_report.ipynb #fdb3d866
 def paper_figures(study:Study, out:Path)->list[tuple[str, str]]: # (title, path below `out`)
     "All figures of the study."
-    rows, table, made = study.rows, study.table[~is_half(study.table)], []
+    rows, table, made = study.rows, study.table, []
     def save(fig, name, title):
         save_figure(fig, out/'figures'/name)
         made.append((title, f'figures/{name}.svg'))
@@ -752,9 +751,11 @@ def paper_figures(study:Study, out:Path)->list[tuple[str, str]]: # (title, path 
         save(matrix_figure(rows, b), f'matrices-{b}', title)
     return made
 
+MORE = {'generative.md': 'The generative study', 'ablations.md': 'The ablations'} # other reports
+
 def write_paper(
     main:Study, # table1
-    others:dict, # name → study: strict, rotations180, search
+    others:dict, # name → study: see `COMPANIONS`
     out, # folder of the report
 ):
     "The report of the whole study."
@@ -768,7 +769,10 @@ def write_paper(
         if len(s.rows): write_small(s, out/name)
     times = pd.concat([timing(s.rows).assign(grid=s.grid.name) for s in studies])
     _write(out/'timing.csv', times.to_csv(index=False))
-    _write(out/'index.md', '\n\n'.join(_sections(main, others, figures)))
+    page = _sections(main, others, figures)
+    more = [f'- [{t}]({p})' for p, t in MORE.items() if (out/p).exists()]
+    if more: page += ['## More results', '\n'.join(more)]
+    _write(out/'index.md', '\n\n'.join(page))
 
 # %% ../nbs/13_report.ipynb #d5b1f5c6
 def _sections(main:Study, others:dict, figures:list)->list[str]:
@@ -779,11 +783,13 @@ def _sections(main:Study, others:dict, figures:list)->list[str]:
         '`results.parquet`.', ' '.join(status(s) for s in [main, *others.values()]),
         f'**The rule.** {RULE[0].upper()}{RULE[1:]}.', '## What was reproduced', counts_md(t),
         '## BiCL, column by column', goals_md(main), '## Retained accuracy at a glance',
-        'Ours / paper. ' + caption(t, False), compact_md(t[~is_half(t)]),
+        'Ours / paper. ' + caption(t, False), compact_md(t),
         'All metrics with their intervals: [table1.md](table1.md), [table1.csv](table1.csv), '
         '[table1.tex](table1.tex).', '## What did better than the paper', list_md(t, 'better'),
         '## What did worse than the paper', list_md(t, 'worse')]
-    if (text := halved_md(t)): out += ['## GEM with half its memory', text]
+    if (s := there.get('explained')): out += ['## What two rows of the paper fit', 'GEM with half of '
+        'its memory, and Independent with networks that were not narrowed.',
+        explained_md(t, s.table), '[All metrics](explained/table.md)']
     if (s := there.get('strict')): out += ['## The strict protocol', protocols_md(t, s.table),
                                            '[All metrics](strict/table.md)']
     if (s := there.get('rotations180')): out += ['## Rotations over 0–180°', 'As the text of the '
@@ -795,7 +801,7 @@ def _sections(main:Study, others:dict, figures:list)->list[str]:
     return out + ['## Compute', _time_md(rows)]
 
 # %% ../nbs/13_report.ipynb #64b3f8e8
-COMPANIONS = ('strict', 'rotations180', 'search') # grids that are reported together with table1
+COMPANIONS = ('explained', 'strict', 'rotations180', 'search') # grids that are reported together with table1
 
 def report(
     grid, # name of a grid, or the path of a YAML file
