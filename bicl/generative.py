@@ -563,10 +563,10 @@ register_method('VAE-BiCL', BiCLVAE, BiCLVAESettings)
 register_method('VAE-BiCL-reversed', BiCLVAE, BiCLVAESettings,
                 preset=lambda benchmark, memory: dict(split='reversed'))
 
-# %% ../nbs/11_generative.ipynb #9c8eb745
+# %% ../nbs/11_generative.ipynb #91335763
 def trained(
-    pictures:int=400, # to learn from
-    epochs:int=4, # passes over them
+    pictures:int=1800, # to learn from
+    epochs:int=6, # passes over them
 )->tuple: # a learner and test pictures `[1, 200, 784]`
     "A VAE of the paper's size after a little training on the ones of MNIST, and test pictures."
     stream = make_stream('mnist-classes', [100], tasks=2, per_task=pictures)
