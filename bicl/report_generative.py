@@ -164,11 +164,12 @@ def claims_md(m:pd.DataFrame)->str:
             if d in set(m.dataset) for text, ok, numbers in claims(m, d)]
     return md_table(['Dataset', 'Claim', 'holds', 'Numbers'], body, ':--')
 
-# %% ../nbs/13b_report_generative.ipynb #bfce299f
+# %% ../nbs/13b_report_generative.ipynb #824ef811
 def look(method:str)->dict:
     "Colour, marker and line of a method."
     name = NAMES[method].split(',')[0]
-    return dict(color=PALETTE[name], marker=MARKERS[name], ls='--' if ',' in NAMES[method] else '-')
+    style = dict(ls='--', mfc='white') if ',' in NAMES[method] else {}
+    return dict(color=PALETTE[name], marker=MARKERS[name]) | style
 
 def ll_figure(frame:pd.DataFrame, dataset:str):
     "Test log-likelihood of every task after every task."
@@ -186,6 +187,9 @@ def ll_figure(frame:pd.DataFrame, dataset:str):
                         label=NAMES[k], **look(k))
         ax.set(title=f'task {i}', xlabel='after task', xticks=range(i, T + 1),
                xlim=(i - .4, T + .4))
+        rest = part[(part.task_tested == i) & (part.method != 'VAE-naive')].ll
+        if (span := np.ptp(rest) if len(rest) else 0):
+            ax.set_ylim(rest.min() - .25*span, rest.max() + .1*span)
     axes[0, 0].set_ylabel('test log-likelihood (nats)')
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center',
                ncols=len(NAMES), frameon=False)
