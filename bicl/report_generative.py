@@ -130,7 +130,7 @@ def to_csv(frame:pd.DataFrame)->str:
     out = frame[['dataset', 'method', 'task_trained', 'task_tested', 'seed', 'll', 'stderr']]
     return out.to_csv(index=False, float_format='%.4f', lineterminator='\n')
 
-# %% ../nbs/13b_report_generative.ipynb #f6bcefae
+# %% ../nbs/13b_report_generative.ipynb #d070feb4
 def claims(
     m:pd.DataFrame, # from `measures`
     dataset:str,
@@ -154,7 +154,8 @@ def claims(
     if 'VAE-BiCL' in have:
         first, seen = part['first']['VAE-BiCL'], part.agreement['VAE-BiCL']
         out.append(("BiCL's first two tasks stay within 2 nats of their value right after learning",
-                    bool((first > -2).all()), f'the worse of the two changes by {", ".join(f"{v:+.1f}" for v in first)}'))
+                    bool((first > -2).all()), 'the worse of the two changes by '
+                    + ', '.join(f'{v:+.1f}' for v in first)))
         out.append(('BiCL still draws what it should after the last task (more than 90 % '
                     'recognised)', bool(seen.mean() > 90), f'{seen.mean():.1f} % on average'))
     return out
