@@ -128,9 +128,9 @@ def step(
 @dataclass
 class JointSettings:
     "Settings of `Joint`."
-    lr:float=.05 # step size
+    lr:float=.1 # step size
     batch:int=10 # samples per step
-    epochs:int=5 # passes over all tasks
+    epochs:int=20 # passes over all tasks
     hidden:tuple=(100, 100) # widths of the hidden layers
     init:str='xavier' # "xavier" or "torch"
 
