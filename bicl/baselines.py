@@ -110,7 +110,7 @@ class Independent(Learner):
     def predict(self, x, t): return self.nets[t](x)
 
 register_method('Independent', Independent, OnlineSettings, table(
-    rotations=dict(lr=.01, passes=20), permutations=dict(lr=.01, passes=20)))
+    rotations=dict(lr=.01, passes=5), permutations=dict(lr=.01, passes=5)))
 
 # %% ../nbs/09_baselines.ipynb #c15052cd
 def step(

@@ -306,8 +306,9 @@ def answers(
     out, # the grid's folder
 )->list[Path]: # the one of the present code first
     "All readable result files that answer this question, whichever code made them."
+    old = dict(notebook=Job.notebook) # early rows do not name it: there was only one
     def fits(p):
-        try: return json.loads(read_result(p).asked.iloc[0]) == job.ask()
+        try: return old | json.loads(read_result(p).asked.iloc[0]) == job.ask()
         except ResultError: return False
     head = escape(job.name.removesuffix(job.stamp))
     found = [p for p in sorted((Path(out)/'runs').glob(f'{head}*.parquet')) if fits(p)]
