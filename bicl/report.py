@@ -463,6 +463,7 @@ def all_rows(study:Study)->pd.DataFrame:
 def status(study:Study)->str:
     "One sentence on how complete a study is."
     n, N = len(study.grid.jobs) - len(study.missing), len(study.grid.jobs)
+    if not n: return f'None of the {N} runs of `{study.grid.name}` is there yet.'
     text = f'{n} of {N} runs of `{study.grid.name}` are there.'
     names = lambda jobs: ', '.join(j.label for j in jobs)
     if study.missing: text += f' Missing: {names(study.missing)}.'
