@@ -21,6 +21,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from .baselines import _positive
 from .bilevel import deal
 from .compiled import compiled
 from .core import Rng
@@ -200,11 +201,6 @@ def log_likelihood_loop(
     return torch.stack(lw).logsumexp(0) - log(len(lw))
 
 # %% ../nbs/11_generative.ipynb #128fb30f
-def _positive(s, *names):
-    "Refuse settings that are not positive."
-    for k in names:
-        if not getattr(s, k) > 0: raise ValueError(f'{k}={getattr(s, k)} must be positive')
-
 @dataclass
 class VAESettings:
     "Settings that all generative methods have."

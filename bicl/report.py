@@ -814,7 +814,7 @@ def report(
     folder = Path(out or root/main.name)
     if not any((folder/'runs').glob('*.parquet')):
         raise ValueError(f'there are no rows in {folder/"runs"} yet: bicl_run {grid}')
-    if main.report: return import_module(main.report).write_report(main, folder, out or root)
+    if main.report: return import_module(main.report).write_report(main, folder, Path(out or root))
     study = collect(main, folder)
     if not len(study.rows): raise ValueError(f'no rows in {folder/"runs"} are of {grid}')
     if main.name == 'table1' and not out:

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np, pandas as pd
 from scipy import stats
 
-from .core import PALETTE, atomic, figure_style
+from .core import PALETTE, figure_style
 from .metrics import holm, interval, paired_p, summary
 from .report import (
-    BENCHMARK_NAMES, TEX, TEX_HEAD, by_seed, in_order, md_table, save_figure)
+    BENCHMARK_NAMES, TEX, TEX_HEAD, _write, by_seed, in_order, md_table, save_figure)
 from .runner import Grid, Job, answer, read_result, result_path
 from .streams import PROTOCOLS
 
@@ -500,9 +500,6 @@ def alignment_md(
                     '![Gradient alignment](figures/ablation-alignment.svg)', factor_md(t)]
 
 # %% ../nbs/13c_report_ablations.ipynb #fe9864e9
-def _write(path:Path, text:str):
-    with atomic(path) as f: f.write(text.rstrip() + '\n')
-
 def _slug(factor:str)->str: return 'ablation-' + factor.lower().replace(' ', '-')
 
 def sections(

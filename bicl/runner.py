@@ -282,10 +282,13 @@ def read_result(
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as e:
         why = f'{type(e).__name__}: {str(e)[:80]}'
         raise ResultError(f'{Path(path).name} cannot be read ({why})') from e
-    asked = set(json.loads(df.asked.iloc[0])['seeds']) if len(df) else set()
+    ask = json.loads(df.asked.iloc[0]) if len(df) else dict(seeds=[], settings={})
+    asked, T = set(ask['seeds']), df.task_tested.max()
     per_seed = df.groupby(['metric', 'task_trained', 'task_tested']).seed.nunique()
+    tested = dict(all=T*(T + 1), seen=T*(T + 1)/2, new=2*T - 1) # entries of an accuracy matrix
+    want = tested[ask['settings'].get('stream.test', 'all')]
     if df.stamp.nunique() != 1 or df.value.isna().any() or set(df.seed) != asked \
-       or (per_seed != len(asked)).any():
+       or (per_seed != len(asked)).any() or (df.metric == 'accuracy').sum() not in (0, want*len(asked)):
         raise ResultError(f'{Path(path).name} is not complete: {len(df)} rows, seeds '
                           f'{sorted(set(df.seed))} of {sorted(asked)}')
     return df
