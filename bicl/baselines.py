@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SPARSE', 'PAIRS', 'OnlineSettings', 'network', 'arrivals', 'Online', 'kind_of', 'nearest', 'table', 'Independent',
-           'step', 'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'signals', 'fisher', 'EWCSettings', 'EWC',
-           'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'products', 'ByPairs',
-           'ByPixels', 'task_gradients', 'gram_of', 'move', 'shares', 'dots', 'gem_step', 'AGEMSettings', 'AGEM',
-           'project', 'MERSettings', 'MER']
+           'step', 'Averaged', 'JointSettings', 'Joint', 'ERSettings', 'ER', 'er_preset', 'signals', 'fisher',
+           'EWCSettings', 'EWC', 'solve_dual', 'GEMSettings', 'ring_for', 'GEM', 'duals', 'flat', 'by_task', 'products',
+           'ByPairs', 'ByPixels', 'task_gradients', 'gram_of', 'move', 'shares', 'dots', 'gem_step', 'AGEMSettings',
+           'AGEM', 'project', 'MERSettings', 'MER']
 
 # %% ../nbs/09_baselines.ipynb #7a16d67a
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .bilevel import Average, BiCLSettings, Draw, bicl_preset, deal
+from .bilevel import Average, BiCLSettings, Draw, bicl_preset, deal, shrink
 from .compiled import (add_product, can_compile, each_replica, gradients, make_pool,
                            mer_compiled, sgd)
 from .core import Rng
@@ -35,6 +35,11 @@ def _positive(s, *names):
     "Refuse settings that are not positive."
     for k in names:
         if not getattr(s, k) > 0: raise ValueError(f'{k}={getattr(s, k)} must be positive')
+
+def _not_negative(s, *names):
+    "Refuse settings that are negative."
+    for k in names:
+        if getattr(s, k) < 0: raise ValueError(f'{k}={getattr(s, k)} must not be negative')
 
 @dataclass
 class OnlineSettings:
@@ -125,22 +130,46 @@ def step(
         with torch.no_grad(): torch._foreach_add_(list(model.parameters()), g, alpha=-lr)
 
 # %% ../nbs/09_baselines.ipynb #090e08a1
+class Averaged(Learner):
+    "A learner whose weights may decay, and which predicts with their running average."
+    def __init__(self, info, settings, model=None):
+        super().__init__(info, settings)
+        self.model = model or network(info, settings, self.rng('init'))
+        if settings.average: self.mean = Average(self.theta, settings.average)
+
+    @property
+    def theta(self)->dict: return {k: p.detach() for k, p in self.model.named_parameters()}
+
+    def tend(self, steps):
+        "What need not be done in every step."
+        s = self.settings
+        with torch.no_grad(): shrink(self.theta, s.weight_decay*steps)
+        if s.average: self.mean.update(self.theta, steps)
+
+    def predict(self, x, t):
+        if not self.settings.average or not self.mean.n: return self.model(x)
+        return functional_call(self.model, dict(zip(self.theta, self.mean.buffers())), (x,))
+
+# %% ../nbs/09_baselines.ipynb #c9578de7
 @dataclass
 class JointSettings:
     "Settings of `Joint`."
     lr:float=.1 # step size
     batch:int=10 # samples per step
     epochs:int=20 # passes over all tasks
+    weight_decay:float=0. # the fraction by which each step shrinks the weights
+    average:int=1000 # θ is averaged over about this many steps; 0: the newest θ counts
     hidden:tuple=(100, 100) # widths of the hidden layers
     init:str='xavier' # "xavier" or "torch"
 
-    def __post_init__(self): _positive(self, 'lr', 'batch', 'epochs')
+    def __post_init__(self):
+        _positive(self, 'lr', 'batch', 'epochs')
+        _not_negative(self, 'weight_decay', 'average')
 
-class Joint(Learner):
+class Joint(Averaged):
     "All tasks at once: the upper bound."
     def __init__(self, info, settings=None, model=None):
-        super().__init__(info, settings or JointSettings())
-        self.model = model or network(info, self.settings, self.rng('init'))
+        super().__init__(info, settings or JointSettings(), model)
         self.shuffle, self.done = self.rng('shuffle'), False
 
     def begin(self, stream): self.stream = [stream] # in a list: not a part of the module
@@ -150,12 +179,13 @@ class Joint(Learner):
         s, (stream,) = self.settings, self.stream
         x, y = (torch.cat(a, 1) for a in zip(*(stream.train(t) for t in range(stream.T))))
         for _ in range(s.epochs):
-            for i in self.shuffle.permutation(y.shape[1]).split(s.batch, 1):
+            steps = self.shuffle.permutation(y.shape[1]).split(s.batch, 1)
+            for n, i in enumerate(steps, 1):
                 row = torch.arange(len(i), device=i.device)[:, None]
                 step(self.model, stream.float(x[row, i]), y[row, i], s.lr)
+                if n % 10 == 0 or n == len(steps): self.tend((n - 1) % 10 + 1)
         self.done = True
 
-    def predict(self, x, t): return self.model(x)
     def get_extra_state(self): return torch.tensor(self.done)
     def set_extra_state(self, done): self.done = bool(done)
 
@@ -171,6 +201,7 @@ class ERSettings:
     current:int=20 # samples of the block in each batch
     replayed:int=20 # samples of the memory in each batch
     lr:float=.1 # step size
+    weight_decay:float=0. # the fraction by which each step shrinks the weights
     single:bool=False # a step for every sample of a batch instead of one for the batch
     average:int=0 # θ is averaged over about this many rounds of a task; 0: the newest θ counts
     task_beta:float=1. # Reptile rate after each task but the first
@@ -179,23 +210,20 @@ class ERSettings:
 
     def __post_init__(self):
         _positive(self, 'memory', 'rounds', 'current', 'lr')
-        if self.single and self.average:
-            raise ValueError('single=True knows no averaging; set average=0')
+        _not_negative(self, 'replayed', 'weight_decay', 'average')
+        if self.single and (self.average or self.weight_decay):
+            raise ValueError('single=True knows neither averaging nor weight decay; set both to 0')
 
 # %% ../nbs/09_baselines.ipynb #cc4166f8
-class ER(Learner):
+class ER(Averaged):
     "Experience replay with a reservoir."
     def __init__(self, info, settings=None, model=None):
         s = settings or ERSettings()
-        super().__init__(info, s)
-        self.model = model or network(info, s, self.rng('init'))
+        super().__init__(info, s, model)
         self.memory = Reservoir(s.memory, self.rng('memory'), info.d, info.dtype)
         self.deals = self.rng('deal')
         self.anchor, self.tasks_done = Anchor(self.theta.values(), s.task_beta), 0
-        if s.average: self.mean = Average(self.theta, s.average)
 
-    @property
-    def theta(self)->dict: return {k: p.detach() for k, p in self.model.named_parameters()}
     def get_extra_state(self): return torch.tensor(self.tasks_done)
     def set_extra_state(self, n): self.tasks_done = int(n)
 
@@ -221,8 +249,7 @@ def observe(self:ER, block):
         draw = Draw(parts)
         for i in range(draw.b):
             step(self.model, *draw[i], s.lr)
-            if s.average and (i % 10 == 9 or i == draw.b - 1):
-                self.mean.update(self.theta, i % 10 + 1)
+            if i % 10 == 9 or i == draw.b - 1: self.tend(i % 10 + 1)
     self.memory.add(block)
 
 # %% ../nbs/09_baselines.ipynb #82c6e43c
@@ -233,16 +260,11 @@ def end_task(self:ER):
     self.tasks_done += 1
     self.anchor.mark(self.theta.values())
 
-@patch
-def predict(self:ER, x, t):
-    if not self.settings.average or not self.mean.n: return self.model(x)
-    return functional_call(self.model, dict(zip(self.theta, self.mean.buffers())), (x,))
-
 def er_preset(benchmark:str, memory:int)->dict:
     "What BiCL does on this benchmark, without the two levels."
     b = BiCLSettings(**bicl_preset(benchmark, memory))
     return dict(rounds=b.rounds, current=2*b.current, replayed=2*b.replayed, average=b.average,
-                task_beta=b.task_beta_lam, **(dict(lr=b.outer_lr) if b.outer == 'sgd' else {}))
+                weight_decay=b.weight_decay, task_beta=b.task_beta_lam, **(dict(lr=b.outer_lr) if b.outer == 'sgd' else {}))
 
 register_method('ER', ER, ERSettings, er_preset)
 

@@ -33,7 +33,8 @@ FACTORS = { # factor: the settings that make it
     'outer loss': ('outer_loss', 'temperature'),
     'outer optimiser': ('outer',),
     'rounds': ('rounds',),
-    'averaging': ('average',)}
+    'averaging': ('average',),
+    'weight decay': ('weight_decay',)}
 
 def settings_of(
     job:Job,
@@ -84,7 +85,8 @@ NAMES = { # factor: how a variant of it is called
     'outer loss': _outer_loss, 'protocol': _protocol, 'split': lambda s: s['split'],
     'inner steps': lambda s: f'K = {s["K"]}', 'outer optimiser': lambda s: s['outer'].upper(),
     'rounds': lambda s: f'{s["rounds"]:g} per sample',
-    'averaging': lambda s: f'over {s["average"]} rounds' if s['average'] else 'none'}
+    'averaging': lambda s: f'over {s["average"]} rounds' if s['average'] else 'none',
+    'weight decay': lambda s: f'{s["weight_decay"]:g}' if s['weight_decay'] else 'none'}
 
 # %% ../nbs/13c_report_ablations.ipynb #40320968
 ALIGNMENT = {'cosine': 'at the end of a task', 'cosine half-way': 'half-way through a task',

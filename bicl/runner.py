@@ -331,7 +331,7 @@ def supersede(job:Job, out):
     "Remove the files of older code, once the present code has answered."
     if not finished(job, out): return
     for p in answers(job, out)[1:]:
-        for q in (p, p.with_suffix('.ipynb')): q.unlink(missing_ok=True)
+        for q in (p, p.with_suffix('.ipynb'), p.with_suffix('.npz')): q.unlink(missing_ok=True)
 
 # %% ../nbs/12_runner.ipynb #58ad8466
 def _heartbeat(path:Path, every:float=.5):
