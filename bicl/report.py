@@ -709,12 +709,14 @@ def write_tables(study:Study, out:Path, name:str):
     _write(out/f'{name}.tex', to_tex(t))
     _write(out/f'{name}.md', f'# {study.grid.title}\n\n{to_md(t)}\n\n{caption(t)}')
 
-def _time_md(rows:pd.DataFrame)->str:
-    runs = timing(rows)
-    total, devices = runs.seconds.sum() / 60, ', '.join(sorted(set(runs.device)))
-    total = f'{total:.1f} minutes' if total < 90 else f'{total / 60:.1f} hours'
-    return (f'{len(runs)} runs, {total} of one worker in all (device: {devices}). '
-            f'Seconds per cell, all seeds together:\n\n{timing_md(rows)}')
+def _time_md(rows:pd.DataFrame, also=())->str:
+    spent = lambda runs: (f'{s/60:.1f} minutes' if (s := runs.seconds.sum()) < 5400 else
+                          f'{s/3600:.1f} hours')
+    runs, more = timing(rows), pd.concat([timing(r) for r in (rows, *also)])
+    text = (f'{len(runs)} runs, {spent(runs)} of one worker in all '
+            f'(device: {", ".join(sorted(set(runs.device)))}).')
+    if also: text += f' With the companions: {len(more)} runs, {spent(more)}.'
+    return f'{text} Seconds per cell, all seeds together:\n\n{timing_md(rows)}'
 
 def write_small(
     study:Study,
@@ -779,7 +781,6 @@ def write_paper(
 def _sections(main:Study, others:dict, figures:list)->list[str]:
     "The page of the whole study, section by section."
     t, there = main.table, {k: s for k, s in others.items() if len(s.rows)}
-    rows = pd.concat([main.rows, *(s.rows for s in there.values())])
     out = ['# Results', '> Every number on this page is computed by `bicl_report` from the rows in '
         '`results.parquet`.', ' '.join(status(s) for s in [main, *others.values()]),
         f'**The rule.** {RULE[0].upper()}{RULE[1:]}.', '## What was reproduced', counts_md(t),
@@ -803,7 +804,7 @@ def _sections(main:Study, others:dict, figures:list)->list[str]:
     out += ['## Figures', *(f'### {title}\n\n![{title}]({path})' for title, path in figures)]
     out += ['## What we had to guess', GUESSES, '## Settings', settings_md(main.rows)]
     if 'search' in there: out += ['The search behind them: [search](search/index.md).']
-    return out + ['## Compute', _time_md(rows)]
+    return out + ['## Compute', _time_md(main.rows, [s.rows for s in there.values()])]
 
 # %% ../nbs/13_report.ipynb #64b3f8e8
 COMPANIONS = ('explained', 'strict', 'printed', 'rotations180', 'search') # reported with table1

@@ -43,7 +43,8 @@ def gather(
 
 # %% ../nbs/13b_report_generative.ipynb #acff2b16
 MEASURES = dict(LA='LL right after learning', RA='LL after the last task', BTI='lost (LA − RA)',
-                first='change of tasks 1, 2 (the worse)', worst='change of the worst task',
+                early='change of tasks 1, 2', first='change of tasks 1, 2 (the worse)',
+                worst='change of the worst task',
                 agreement='recognised (%)')
 
 def measures(
@@ -55,12 +56,13 @@ def measures(
     last = frame[frame.task_trained == T].set_index([*key, 'task_tested'])
     change = (last.ll - diagonal.ll).unstack()
     out = pd.DataFrame(dict(LA=diagonal.ll.groupby(key).mean(), RA=last.ll.groupby(key).mean()))
-    return out.assign(BTI=out.LA - out.RA, first=change[[1, 2]].min(axis=1),
+    return out.assign(BTI=out.LA - out.RA, early=change[[1, 2]].mean(axis=1),
+                      first=change[[1, 2]].min(axis=1),
                       worst=change.drop(columns=T).min(axis=1),
                       agreement=last.agreement.groupby(key).mean()).reset_index()
 
 # %% ../nbs/13b_report_generative.ipynb #3e892835
-HIGHER = dict(LA=True, RA=True, BTI=False, first=True, worst=True, agreement=True)
+HIGHER = dict(LA=True, RA=True, BTI=False, early=True, first=True, worst=True, agreement=True)
 
 def cells(
     m:pd.DataFrame, # from `measures`
@@ -152,10 +154,12 @@ def claims(
     compare('VAE-BiCL', 'VAE-BiCL-reversed', 'RA',
             "The paper's split keeps more than the reversed one (RA; not in the paper)")
     if 'VAE-BiCL' in have:
-        first, seen = part['first']['VAE-BiCL'], part.agreement['VAE-BiCL']
-        out.append(("BiCL's first two tasks stay within 2 nats of their value right after learning",
-                    bool((first > -2).all()), 'the worse of the two changes by '
-                    + ', '.join(f'{v:+.1f}' for v in first)))
+        for k, which in (('early', 'on average'), ('first', 'each of them')):
+            d = part[k]['VAE-BiCL']
+            out.append((f"BiCL's first two tasks, {which}, lose at most 2 nats after they were "
+                        'learnt, with every seed', bool((d > -2).all()),
+                        'change by seed: ' + ', '.join(f'{v:+.1f}' for v in d)))
+        seen = part.agreement['VAE-BiCL']
         out.append(('BiCL still draws what it should after the last task (more than 90 % '
                     'recognised)', bool(seen.mean() > 90), f'{seen.mean():.1f} % on average'))
     return out
