@@ -144,9 +144,10 @@ def claims(
         if not {a, b} <= have: return
         d = (part[measure][a] - part[measure][b]).dropna()
         (low, high), p = interval(d), paired_p(d, 0*d)
+        paired = f'= {p:.3f}' if p >= .001 else '< 0.001'
         out.append((text, bool(d.mean() > 0) if p < .05 else None,
                     f'difference {d.mean():+.1f} nats, 95 % interval [{low:+.1f}, {high:+.1f}], '
-                    f'paired p = {p:.3f}, {len(d)} seeds'))
+                    f'paired p {paired}, {len(d)} seeds'))
     compare('VAE-BiCL', 'VAE-naive', 'RA', 'BiCL keeps more than Online (RA)')
     compare('VAE-BiCL', 'VAE-EWC', 'RA', 'BiCL keeps more than EWC (RA)')
     compare('VAE-EWC', 'VAE-BiCL', 'LA', 'EWC is better than BiCL on the task just learnt (LA)')

@@ -154,7 +154,10 @@ def test_only_free_data_is_committed():
     allowed = {Path(f'data/{s}/raw/{f}-ubyte.gz') for s in ('MNIST', 'FashionMNIST') for f in files}
     binary = ('.npz', '.npy', '.pt', '.gz', '.tar', '.tgz', '.zip', '.idx', '.safetensors')
     assert set(tracked('data')) == allowed
-    assert {p for p in tracked() if p.suffix in binary} == allowed
+    drawn = {p for p in tracked('reports/generative/runs') if p.suffix == '.npz'}
+    assert {p for p in tracked() if p.suffix in binary} == allowed | drawn
+    for p in drawn:
+        with np.load(ROOT/p) as z: assert set(z) == {'drawn'}, 'pictures by a model, nothing else'
 
 def test_top_level_is_as_agreed():
     agreed = ('nbs bicl data reports tests .ci settings.ini environment.yml README.md Makefile '
