@@ -712,7 +712,8 @@ def write_tables(study:Study, out:Path, name:str):
 def _time_md(rows:pd.DataFrame, also=())->str:
     spent = lambda runs: (f'{s/60:.1f} minutes' if (s := runs.seconds.sum()) < 5400 else
                           f'{s/3600:.1f} hours')
-    runs, more = timing(rows), pd.concat([timing(r) for r in (rows, *also)])
+    runs = timing(rows)
+    more = pd.concat([runs, *map(timing, also)])
     text = (f'{len(runs)} runs, {spent(runs)} of one worker in all '
             f'(device: {", ".join(sorted(set(runs.device)))}).')
     if also: text += f' With the companions: {len(more)} runs, {spent(more)}.'

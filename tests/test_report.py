@@ -177,6 +177,7 @@ def engine():
 
 @pytest.mark.skipif(engine() is None and not os.environ.get('CI'), reason='no TeX engine here (pdflatex, tectonic or lualatex)')
 def test_latex_compiles(tmp_path):
+    assert engine(), 'CI needs a TeX engine: pdflatex, tectonic or lualatex'
     tex = to_tex(paper_study(tmp_path).table)
     (tmp_path/'table1.tex').write_text(tex)
     how = ['tectonic'] if engine() == 'tectonic' else [engine(), '-interaction=nonstopmode', '-halt-on-error']
