@@ -546,9 +546,9 @@ def sections(
     out:Path, # its folder `figures` gets one figure per factor
 )->list[str]:
     "A figure and a table for every factor."
-    parts = ['## All numbers', 'Value and reference are means over seeds. ▲ helps, ▼ hurts. In the '
-             'figures, a filled marker is a difference that the rule names, bars are 95 % intervals; '
-             'where a variant is far off, the axis is logarithmic beyond ±1.']
+    parts = ['## All numbers', 'Value and reference are means over seeds. ▲ helps, ▼ hurts. In '
+             'figures, bars are 95 % intervals, and filled markers differences that the rule '
+             'names; where a variant is far off, the axis is logarithmic beyond ±1.']
     for f in in_order(table.factor, ORDER):
         save_figure(factor_figure(table, f), out/'figures'/_slug(f))
         parts += [f'### {_title(f)} in numbers', f'![{_title(f)}](figures/{_slug(f)}.svg)',
