@@ -755,7 +755,9 @@ def paper_figures(study:Study, out:Path)->list[tuple[str, str]]: # (title, path 
         save(matrix_figure(rows, b), f'matrices-{b}', title)
     return made
 
-MORE = {'generative.md': 'The generative study', 'ablations.md': 'The ablations'} # other reports
+MORE = { # other reports
+    'ablations.md': 'Which part of BiCL matters: the ablations',
+    'generative.md': 'Learning to draw: the generative study'}
 
 def write_paper(
     main:Study, # table1
