@@ -358,6 +358,7 @@ def factor_figure(
     t = table[table.factor == factor]
     variants, memories = list(t.variant.unique()), sorted(t.memory.dropna().unique())
     names, metrics = in_order(t.benchmark, BENCHMARK_NAMES), list(t.metric.unique())
+    base = 'first-order' if factor == 'bilevel term' else 'default'
     size = 2.5 + 2.7*len(names), (.9 + .42*len(variants))*len(metrics) + .6
     fig, axes = plt.subplots(len(metrics), len(names), figsize=size, squeeze=False, sharex='row',
                              sharey=True)
@@ -365,7 +366,7 @@ def factor_figure(
         wide = t[t.metric == m][['ci_low', 'ci_high']].abs().max(axis=None) > FAR
         for ax, b in zip(line, names):
             _panel(ax, t[(t.metric == m) & (t.benchmark == b)], variants, memories)
-            ax.set(xlabel=f'{m}: difference (points)')
+            ax.set(xlabel=f'{m}: difference to {base} (points)')
             if wide: ax.set_xscale('symlog', linthresh=1)
             if wide: ax.xaxis.set_major_formatter('{x:g}')
     for ax, b in zip(axes[0], names): ax.set(title=BENCHMARK_NAMES.get(b, b))
