@@ -160,7 +160,7 @@ class JointSettings:
     lr:float=.1 # step size
     batch:int=10 # samples per step
     epochs:int=20 # passes over all tasks
-    weight_decay:float=0. # the fraction by which each step shrinks the weights
+    weight_decay:float=1e-4 # the fraction by which each step shrinks the weights
     average:int=1000 # θ is averaged over about this many steps; 0: the newest θ counts
     hidden:tuple=(100, 100) # widths of the hidden layers
     init:str='xavier' # "xavier" or "torch"
