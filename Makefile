@@ -24,7 +24,7 @@ BENCH   := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test paper report docs lab bench readme export clean distclean
+.PHONY: help reproduce test paper report docs lab bench readme export outputs clean distclean
 
 help: ## list the targets (this list)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,10 +39,12 @@ test: $(DEV) ## all tests: notebooks, tests/, documentation
 paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped), then the report
 	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; $(MAKE) report || bad=1; exit $$bad
 
-# table1 comes last: its page links to the others
-report: $(RUN) ## tables and figures in reports/ from the runs that are finished
-	@bad=0; for g in generative ablations table1; do \
-	    test ! -d reports/$$g/runs || bicl_report $$g || bad=1; done; exit $$bad
+# table1 comes last: its page links to the others; speed is a page without a grid
+PAGES := explained strict printed rotations180 search generative ablations speed table1
+report: $(RUN) ## pages, tables and figures in nbs/pages/ and reports/ from the runs that are finished
+	@bad=0; for g in $(PAGES); do \
+	    test $$g = speed || test -d reports/$$g/runs || continue; \
+	    bicl_report $$g || bad=1; done; exit $$bad
 
 docs: _docs/index.html ## the documentation site → _docs/
 	@echo 'The site is in _docs/. To read it with search: python3 -m http.server -d _docs'
@@ -56,6 +58,9 @@ readme: README.md ## README.md from nbs/index.ipynb, with the numbers that are i
 
 export: $(DEV) ## bicl/ from the notebooks, and the notebooks cleaned
 	@nbdev_export && nbdev_clean
+
+outputs: $(DEV) ## fresh outputs for notebooks: make outputs NB=nbs/03_memory.ipynb
+	@python nbs/_site/build.py execute $(NB)
 
 clean: ## remove what was built, but neither the environment nor any result
 	@rm -rf _docs build .pytest_cache .ruff_cache

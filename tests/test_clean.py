@@ -161,5 +161,5 @@ def test_only_free_data_is_committed():
 
 def test_top_level_is_as_agreed():
     agreed = ('nbs bicl data reports tests .ci settings.ini environment.yml README.md Makefile '
-              'setup.py pyproject.toml LICENSE CITATION.cff .gitignore').split()
+              'setup.py pyproject.toml LICENSE CITATION.cff CONTRIBUTING.md .gitignore').split()
     assert {p.parts[0] for p in tracked()} <= set(agreed)

@@ -1,7 +1,8 @@
 "Bad data: every fault gets an error that says what to do, and leaves nothing half-written."
-import gzip, hashlib, http.server, io, os, shutil
+import gzip, hashlib, http.server, io, lzma, os, shutil
 import subprocess, sysconfig, tarfile, tempfile, threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,12 @@ from bicl import data
 from bicl.core import project_root
 
 ROOT = project_root()
+ARCHIVE = data.DATA['notmnist'].archive.name
+
+
+def describe(monkeypatch, name, **changes):
+    "Change the description of a set for the time of a test."
+    monkeypatch.setitem(data.DATA, name, replace(data.DATA[name], **changes))
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def world(monkeypatch):
     monkeypatch.setattr(data, 'project_root', lambda: tmp/'project')
     monkeypatch.setenv('BICL_DATA', str(tmp/'own'))
     monkeypatch.setenv('BICL_CACHE', str(tmp/'cache'))
-    monkeypatch.setattr(data, 'ADDRESSES', ('http://127.0.0.1:9/',))
+    describe(monkeypatch, 'notmnist', sources=('http://127.0.0.1:9/',))
     for c in (datasets.MNIST, datasets.FashionMNIST):
         monkeypatch.setattr(c, 'mirrors', ['http://127.0.0.1:9/'])
     data._load.cache_clear()
@@ -112,9 +119,9 @@ def as_original(world, monkeypatch, b):
     (f := world/'tmp.tar.gz').write_bytes(b)
     sums = [hashlib.sha256(data._idx(a)).hexdigest() for a in data.decode_archive(f)]
     f.unlink()
-    monkeypatch.setattr(data, 'ARCHIVE_BYTES', len(b))
-    monkeypatch.setattr(data, 'ARCHIVE_SHA', hashlib.sha256(b).hexdigest())
-    monkeypatch.setattr(data, 'NOTMNIST', dict(zip(data.NOTMNIST, sums)))
+    d = data.DATA['notmnist']
+    archive = replace(d.archive, size=len(b), sha256=hashlib.sha256(b).hexdigest())
+    describe(monkeypatch, 'notmnist', archive=archive, files=dict(zip(d.files, sums)))
 
 
 # MNIST ------------------------------------------------------------------------------------------
@@ -152,7 +159,8 @@ def test_damaged_mnist(world, fault):
     left = {'truncated': b[:100_000], 'changed': b[:-20] + b'x' + b[-19:], 'empty': b''}[fault]
     f.write_bytes(left)
     with pytest.raises(data.DataError) as e: data.load('mnist')
-    for part in (str(f), '9fb629c4189551a2d022fa330f9573f3', f'{len(left):,} bytes', 'Restore it'):
+    sha = data.DATA['mnist'].files[f.name]
+    for part in (str(f), f'{sha} was expected', f'{len(left):,} bytes', 'Restore it'):
         assert part in str(e.value)
     assert f.read_bytes() == left # the user's file is untouched
     assert files_below(world/'cache') == []
@@ -172,6 +180,19 @@ def test_mnist_is_downloaded_once(world, serve, monkeypatch):
     assert not asked # the second time from the cache
 
 
+def test_downloads_are_checked_by_sha256(world, serve, monkeypatch):
+    "A file that unpacks and has the right form, but other pixels, is not taken from anybody."
+    raw = ROOT/'data'/'MNIST'/'raw'
+    files = {f.name: f.read_bytes() for f in raw.glob('*.gz')}
+    content = bytearray(gzip.decompress(files['t10k-images-idx3-ubyte.gz']))
+    content[5000] ^= 1
+    files['t10k-images-idx3-ubyte.gz'] = gzip.compress(bytes(content), 1)
+    monkeypatch.setattr(datasets.MNIST, 'mirrors', [serve(files)[0]])
+    with pytest.raises(data.DataError, match='sha256 of its content is .* was expected'):
+        data.load('mnist')
+    assert files_below(world) == []
+
+
 def test_interrupted_download_leaves_nothing(world, serve, monkeypatch):
     raw = ROOT/'data'/'MNIST'/'raw'
     files = {f.name: f.read_bytes() for f in raw.glob('*.gz')}
@@ -181,9 +202,32 @@ def test_interrupted_download_leaves_nothing(world, serve, monkeypatch):
     assert files_below(world) == []
 
 
+@pytest.mark.parametrize('name, pack', [
+    ('{}', lambda b: b), ('{}.xz', lambda b: lzma.compress(b, preset=0))], ids=['unpacked', 'xz'])
+def test_other_packings(world, name, pack):
+    raw = mnist_into(world/'own')
+    f = raw/'t10k-images-idx3-ubyte.gz'
+    (other := raw/name.format(f.stem)).write_bytes(pack(gzip.decompress(f.read_bytes())))
+    f.unlink()
+    assert len(data.load('mnist').test_y) == 10_000
+    other.write_bytes(pack(b'something else'))
+    data._load.cache_clear()
+    with pytest.raises(data.DataError, match=f'{other.name}.*is damaged: sha256'): data.load('mnist')
+
+
 def test_wrong_folder(world, monkeypatch):
     monkeypatch.setenv('BICL_DATA', str(world/'nowhere'))
     with pytest.raises(data.DataError, match='nowhere.*not a folder.*unset'): data.load('mnist')
+
+
+@pytest.mark.parametrize('what, says', [('MNIST/raw/train-labels-idx1-ubyte.gz', 'cannot be read'),
+                                        ('', 'not a folder that can be read')])
+def test_unreadable(world, what, says, request):
+    mnist_into(world/'own')
+    (world/'own'/what).chmod(0)
+    request.getfixturevalue('mortal')
+    with pytest.raises(data.DataError, match=says) as e: data.load('mnist')
+    assert what in str(e.value)
 
 
 # Read-only folders ------------------------------------------------------------------------------
@@ -213,7 +257,7 @@ def test_read_only_cache(world, name, request):
 def test_archive_with_read_only_cache(world, monkeypatch, request):
     b = tar_bytes(GOOD)
     as_original(world, monkeypatch, b)
-    (world/'own'/data.ARCHIVE).write_bytes(b)
+    (world/'own'/ARCHIVE).write_bytes(b)
     (world/'cache').chmod(0o555)
     request.getfixturevalue('mortal')
     d = data.load('notmnist')
@@ -224,11 +268,11 @@ def test_archive_with_read_only_cache(world, monkeypatch, request):
 # notMNIST ---------------------------------------------------------------------------------------
 
 def test_archive_order_and_empty_files(tmp_path):
-    (f := tmp_path/data.ARCHIVE).write_bytes(tar_bytes(GOOD))
+    (f := tmp_path/ARCHIVE).write_bytes(tar_bytes(GOOD))
     x, y = data.decode_archive(f)
     assert x.shape == (3, 28, 28) and x.dtype == np.uint8
     assert x[:, 5, 5].tolist() == [10, 20, 30] and y.tolist() == [0, 0, 1] # A/B, A/b, B/x
-    assert files_below(tmp_path) == [data.ARCHIVE] # nothing was extracted
+    assert files_below(tmp_path) == [ARCHIVE] # nothing was extracted
 
 
 @pytest.mark.parametrize('files, links, says', [
@@ -241,16 +285,16 @@ def test_archive_order_and_empty_files(tmp_path):
     ({'notMNIST_small/C/x.png': png(1, (14, 14))}, (), r'C/x.png has \(14, 14\) pixels'),
 ])
 def test_bad_archive(tmp_path, files, links, says):
-    (f := tmp_path/data.ARCHIVE).write_bytes(tar_bytes(GOOD | files, links))
+    (f := tmp_path/ARCHIVE).write_bytes(tar_bytes(GOOD | files, links))
     with pytest.raises(data.DataError, match=says) as e: data.decode_archive(f)
     assert str(f) in str(e.value)
-    assert files_below(tmp_path) == [data.ARCHIVE]
+    assert files_below(tmp_path) == [ARCHIVE]
 
 
 @pytest.mark.parametrize('b', [tar_bytes(GOOD)[:-200], b'', b'not an archive', tar_bytes({})],
                          ids=['truncated', 'empty', 'text', 'no files'])
 def test_broken_archive(tmp_path, b):
-    (f := tmp_path/data.ARCHIVE).write_bytes(b)
+    (f := tmp_path/ARCHIVE).write_bytes(b)
     with pytest.raises(data.DataError, match='not a whole tar.gz|holds no pictures'):
         data.decode_archive(f)
 
@@ -259,7 +303,7 @@ def test_broken_archive(tmp_path, b):
 def test_wrong_archive_is_not_opened(world, monkeypatch, cut, says):
     b = tar_bytes(GOOD)
     as_original(world, monkeypatch, b)
-    (f := world/'own'/data.ARCHIVE).write_bytes(b[:-9 - cut] + b'x' + b[-8:])
+    (f := world/'own'/ARCHIVE).write_bytes(b[:-9 - cut] + b'x' + b[-8:])
     monkeypatch.setattr(data, 'decode_archive', lambda p: pytest.fail('opened'))
     with pytest.raises(data.DataError, match=says) as e: data.load('notmnist')
     assert str(f) in str(e.value) and 'Delete it' in str(e.value)
@@ -269,28 +313,28 @@ def test_wrong_archive_is_not_opened(world, monkeypatch, cut, says):
 def test_archive_is_downloaded_decoded_and_cached(world, serve, monkeypatch):
     b = tar_bytes(GOOD)
     as_original(world, monkeypatch, b)
-    wrong, first = serve({data.ARCHIVE: b[:-3]})
-    right, second = serve({data.ARCHIVE: b})
-    monkeypatch.setattr(data, 'ADDRESSES', ('http://127.0.0.1:9/', wrong, right))
+    wrong, first = serve({ARCHIVE: b[:-3]})
+    right, second = serve({ARCHIVE: b})
+    describe(monkeypatch, 'notmnist', sources=('http://127.0.0.1:9/', wrong, right))
     d = data.load('notmnist')
     assert sorted([*d.train_y.tolist(), *d.test_y.tolist()]) == [0, 0, 1]
     assert (len(first), len(second)) == (1, 1)
     assert data.find('notmnist') == (raw := world/'cache'/'data'/'notMNIST'/'raw')
-    assert files_below(raw) == sorted(data.NOTMNIST)
+    assert files_below(raw) == sorted(data.DATA['notmnist'].files)
     data._load.cache_clear()
     again = data.load('notmnist')
     assert torch.equal(again.train_x, d.train_x) and (len(first), len(second)) == (1, 1)
 
 
 def test_refused_download_leaves_nothing(world, serve, monkeypatch):
-    url, _ = serve({data.ARCHIVE: b'an error page'})
-    monkeypatch.setattr(data, 'ADDRESSES', (url,))
+    url, _ = serve({ARCHIVE: b'an error page'})
+    describe(monkeypatch, 'notmnist', sources=(url,))
     with pytest.raises(data.DataError, match='13 bytes, expected 8,458,043'): data.load('notmnist')
     assert files_below(world) == []
 
 
-@pytest.mark.parametrize('fault, says', [('truncated', 'not a whole gzip file'),
-                                         ('changed', 'expected a9bc52')])
+@pytest.mark.parametrize('fault, says', [('truncated', 'not a whole .gz file.*a9bc52'),
+                                         ('changed', 'a9bc52.* was expected')])
 def test_damaged_notmnist(world, fault, says):
     (raw := world/'own'/'notMNIST'/'raw').mkdir(parents=True)
     f = raw/'small-labels-idx1-ubyte.gz'
@@ -299,9 +343,9 @@ def test_damaged_notmnist(world, fault, says):
     images = raw/'small-images-idx3-ubyte.gz'
     images.write_bytes(whole)
     with pytest.raises(data.DataError, match=says) as e:
-        data._unpack(f, data.NOTMNIST[f.name])
+        data._read(f, data.DATA['notmnist'].files[f.name])
     assert str(f) in str(e.value)
-    with pytest.raises(data.DataError, match='sha256.*expected 59fe38') as e: data.load('notmnist')
+    with pytest.raises(data.DataError, match='sha256.*59fe38.* was expected') as e: data.load('notmnist')
     assert str(images) in str(e.value)
 
 
@@ -312,17 +356,18 @@ def test_real_pictures_survive_the_archive(world, monkeypatch):
     monkeypatch.delenv('BICL_DATA')
     where = data.find('notmnist')
     real = data.load('notmnist')
-    x, y = (data._unidx(data._unpack(where/f, sha)) for f, sha in data.NOTMNIST.items())
+    d = data.DATA['notmnist']
+    x, y = (data._unidx(data._read(where/f, sha)) for f, sha in d.files.items())
     files = {}
     for i in np.random.default_rng(0).permutation(len(y)):
         Image.fromarray(x[i]).save(o := io.BytesIO(), 'png', compress_level=1)
         files[f'notMNIST_small/{"ABCDEFGHIJ"[y[i]]}/{i:05}.png'] = o.getvalue()
     b = tar_bytes(files | {'notMNIST_small/A/empty.png': b''})
-    monkeypatch.setattr(data, 'ARCHIVE_BYTES', len(b))
-    monkeypatch.setattr(data, 'ARCHIVE_SHA', hashlib.sha256(b).hexdigest())
+    archive = replace(d.archive, size=len(b), sha256=hashlib.sha256(b).hexdigest())
+    describe(monkeypatch, 'notmnist', archive=archive)
     monkeypatch.setattr(data, 'project_root', lambda: world/'project')
     (world/'project'/'data').mkdir()
-    (world/'project'/'data'/data.ARCHIVE).write_bytes(b)
+    (world/'project'/'data'/ARCHIVE).write_bytes(b)
     ours = data.load('notmnist') # checks the sha256 of both arrays
     for k in ('train_x', 'train_y', 'test_x', 'test_y'):
         assert torch.equal(getattr(ours, k), getattr(real, k))

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-import pytest
+import build, pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT/'_docs'
@@ -56,6 +56,16 @@ def test_links_resolve(site):
             if not (site/target).exists(): broken.append((name, link))
             elif target in pages and anchor not in pages[target].ids: broken.append((name, link))
     assert not broken
+
+def test_results_and_tutorials_come_first(site):
+    "Then the five parts of the book, the experiments and the reference; every notebook is somewhere."
+    text = (site/'index.html').read_text(encoding='utf-8')
+    captions = re.findall(r'class="caption-text">([^<]+)<', text[text.index('sidebar-tree'):])
+    assert captions == ['Results', 'Tutorials', *build.PARTS, 'Experiments', 'Reference']
+    for folder in ('', 'pages', 'tutorials', 'experiments'):
+        names = [p.stem for p in (ROOT/'nbs'/folder).glob('[!_.]*.ipynb') if p.stem != 'index']
+        missing = [n for n in names if f'nbs/{folder}/{n}.html'.replace('//', '/') not in text]
+        assert names and not missing
 
 def test_nothing_is_fetched_from_elsewhere(site):
     "Scripts, styles and pictures are all part of the site: it works without a network."

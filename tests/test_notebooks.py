@@ -3,7 +3,7 @@
 Chapters and tutorials run under nbdev's own runner, which skips cells marked `#| eval: false` and
 those with a flag in `tst_flags` of settings.ini (`slow`, `cuda`). Experiments run under papermill
 with the defaults of their parameters cell, except `out`, which is a temporary folder, and `quick`,
-which is True, where a notebook has them.
+which is True, where a notebook has them. Pages are executed by test_pages.py.
 """
 import io, multiprocessing as mp
 from contextlib import redirect_stderr
@@ -19,7 +19,7 @@ NBS = ROOT/'nbs'
 FLAGS = get_config(path=ROOT).tst_flags.split()
 ALL = sorted(nbglob(NBS, as_path=True))
 EXPERIMENTS = [p for p in ALL if p.parent.name == 'experiments']
-CHAPTERS = [p for p in ALL if p not in EXPERIMENTS]
+CHAPTERS = [p for p in ALL if p.parent.name not in ('experiments', 'pages')]
 
 # Each chapter gets a process of its own, so that none sees what another has registered; they are
 # forked from one that has loaded torch already, which saves some seconds each.

@@ -1,4 +1,9 @@
-"""The runner under fire: real kernels, real kills, two runners, a dask cluster that loses a worker."""
+"""The runner under fire: real kernels, real kills, two runners, a dask cluster that loses a worker.
+
+A kernel costs seconds, so there are no more of them than needed. What a run must give is known without
+any: the same job trained in this process. KILLS=20 kills more often, KILL_SEED repeats the dice.
+"""
+import multiprocessing
 import os
 import random
 import re
@@ -6,15 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 import pytest
-import toys  # noqa: F401  (registers the toy methods in this process)
+import toys
 
-from bicl.report import report
-from bicl.runner import Job, bicl_run, load_grid, read_result, remote, result_path, run_jobs, scratch
+import bicl.runner
+from bicl.jobs import Job, finish, finished, load_grid, read_result, result_path, result_rows, scratch
+from bicl.learner import fit
+from bicl.runner import bicl_run, execute, remote, run_jobs
 
 HERE = Path(__file__).parent
 GRID = '''
@@ -24,17 +31,19 @@ seeds: [100, 101, 102]
 benchmark: toy
 protocol: strict
 device: cpu
+settings: {sleep: 0.15}
 runs:
-- {method: [Toy, Rival], memory: 10, settings: {sleep: 0.15}}
-- {method: Plain, settings: {sleep: 0.15}}
+- {method: Toy, memory: 10}
+- {method: Plain}
 '''
-TABLES = ('table.csv', 'table.md', 'table.tex', 'figure.svg', 'figure.png')
+JOB = Job('toy', 'Plain', seeds=(100,), device='cpu')
 
 
 @pytest.fixture(autouse=True)
 def see_toys(monkeypatch):
     "Workers and kernels find the toys too."
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')]))
+    monkeypatch.setenv('BICL_PLUGINS', 'toys')
 
 
 @pytest.fixture(scope='session')
@@ -44,29 +53,27 @@ def grid(tmp_path_factory):
     return path
 
 
-def tables(grid, out):
-    "The bytes of everything that must not depend on how the rows came about."
-    report(grid, out)
-    return {name: (Path(out)/name).read_bytes() for name in TABLES}
+def timeless(rows): return rows[[c for c in rows if 'seconds' not in c]]
 
 
-@pytest.fixture(scope='session')
-def quiet(grid, tmp_path_factory):
-    "What an uninterrupted run gives; parallel test processes share it, as runners do."
-    base = tmp_path_factory.getbasetemp()
-    out = (base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base)/'quiet'
-    with pytest.MonkeyPatch.context() as m:
-        m.setenv('PYTHONPATH', os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')]))
-        done = run_jobs(load_grid(grid).jobs, out, workers=2, plugins=['toys'], quiet=True)
-    assert set(done.status) <= {'ran', 'skipped'}, done
-    return tables(grid, out)
+def quiet(job):
+    "The rows that an undisturbed run gives, without runner and notebook."
+    learner, stream = job.make()
+    return timeless(result_rows(job, fit(learner, stream, **job.loop(), progress=False)))
+
+
+def write_quiet(job, out):
+    "Rows and notebook of a run, as if the runner had done it."
+    learner, stream = job.make()
+    finish(job, fit(learner, stream, **job.loop(), progress=False), str(out))
+    result_path(job, out).with_suffix('.ipynb').write_text('{"cells": []}')
 
 
 def start(grid, out, *more):
     "The command, in a process of its own (written out, so that it need not be installed)."
     script = grid.with_name('bicl_run.py')
     script.write_text('import sys\nfrom bicl.runner import bicl_run\nsys.exit(bicl_run())\n')
-    return subprocess.Popen([sys.executable, str(script), str(grid), '--out', str(out), '--jobs', '2', *more],
+    return subprocess.Popen([sys.executable, str(script), str(grid), '--out', str(out), '--jobs', '1', *more],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -88,13 +95,13 @@ def until(condition, seconds=600):
 
 
 def exactly_once(grid, out):
-    "Every row of the grid is there once, and nothing else."
+    "Every row of the grid is there once, bit for bit that of a quiet run, with its notebook, and nothing else."
     jobs = load_grid(grid).jobs
     assert results(out) == sorted(result_path(j, Path(out).resolve()) for j in jobs)
     for j in jobs:
-        rows = read_result(result_path(j, out))
-        assert not rows.duplicated(['seed', 'task_trained', 'task_tested']).any()
-        assert len(rows) == 3 * 4 * 3
+        assert finished(j, out)
+        assert timeless(read_result(result_path(j, out))).equals(quiet(j))
+        assert 'injected-parameters' in result_path(j, out).with_suffix('.ipynb').read_text()
 
 
 def leftovers(out):
@@ -111,6 +118,12 @@ def leftovers(out):
     ('{benchmark: tog, runs: [{method: Toy}]}', "benchmark 'tog' is unknown"),
     ('{benchmark: toy, runs: [{method: Toy, settings: {learning: 1}}]}', "setting 'learning' is unknown"),
     ('{benchmark: toy, runs: [{method: Toy, settings: {lr: fast}}]}', 'must be of type float'),
+    ('{benchmark: toy, runs: [{method: Toy, settings: {lr: -1}}]}', 'must be more than 0'),
+    ('{benchmark: toy, runs: [{method: Toy, settings: {memory: 3}}]}', 'a key of its own'),
+    ('{benchmark: toy, runs: [{method: Toy, notebook: ../../../evil}]}', 'plain name'),
+    ('{benchmark: toy, report: ../evil, runs: [{method: Toy}]}', 'plain name'),
+    ('{benchmark: toy, runs: [{method: Toy, preset: "false"}]}', 'preset'),
+    ('{benchmark: toy, runs: [{method: Toy, device: abacus}]}', "device 'abacus'"),
     ('{benchmark: toy, runs: [{method: Toy, protocol: loose}]}', "protocol 'loose' is unknown"),
     ('{benchmark: toy, seeds: [1, 1], runs: [{method: Toy}]}', 'different'),
     ('{benchmark: toy, seeds: 3, runs: [{method: Toy}]}', 'seeds'),
@@ -140,7 +153,7 @@ def test_folder_that_cannot_be_written(tmp_path, capsys, grid):
 # ---- failures are contained
 
 def test_failures_do_not_stop_the_grid(tmp_path, capsys):
-    "A failing run, a kernel that dies once, one that always dies, missing data, and one that is well."
+    "A failing run, a kernel that dies once, one that always dies, and missing data."
     (tmp_path/'mixed.yaml').write_text(f'''
 plugins: [toys]
 seeds: [100]
@@ -150,40 +163,64 @@ runs:
 - {{benchmark: toy, method: Plain, settings: {{die: "{tmp_path}/once"}}}}
 - {{benchmark: toy, method: Plain, settings: {{die: "{tmp_path}/always", deaths: 99}}}}
 - {{benchmark: toy-nowhere, method: Plain}}
-- {{benchmark: toy, method: Toy, memory: 10}}
 ''')
     out = tmp_path/'out'
     assert bicl_run(grid=str(tmp_path/'mixed.yaml'), out=str(out), jobs=2) == 1
     said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said[:5]] == ['failed', 'ran', 'failed', 'unavailable', 'ran'], said
-    assert 'the toy fails on purpose' in said[0]
+    assert [line.split()[0] for line in said[:4]] == ['failed', 'ran', 'failed', 'unavailable'], said
+    assert 'the toy fails on purpose' in said[0] and 'fail=True' in said[0]
     assert 'the kernel died (twice)' in said[2]
     assert 'not on this machine' in said[3]
-    assert re.match(r'5 runs: 2 ran, 1 unavailable, 2 failed\.', said[5])
+    assert re.match(r'4 runs: 1 ran, 1 unavailable, 2 failed\.', said[4])
     assert len(os.listdir(tmp_path/'once')) == 1 and len(os.listdir(tmp_path/'always')) == 2
-    assert len(results(out)) == 2
+    assert len(results(out)) == 1
     fails = load_grid(tmp_path/'mixed.yaml').jobs[0]
     assert 'on purpose' in scratch(fails, out, '.ipynb').read_text() # kept, to be looked at
     assert not list((out/'checkpoints').glob('*.lock'))
 
 
-def test_damaged_result_is_done_again(tmp_path):
-    job = Job('toy', 'Plain', seeds=(100,), device='cpu')
-    path = result_path(job, tmp_path)
-    assert run_jobs([job], tmp_path, plugins=['toys'], quiet=True).status[0] == 'ran'
-    good = path.read_bytes()
-    notebook = path.with_suffix('.ipynb').read_text()
-    assert str(tmp_path) not in notebook and len(notebook) < 100_000
-    path.write_bytes(good[:len(good) // 2])
-    again = run_jobs([job], tmp_path, plugins=['toys'], quiet=True).iloc[0]
+# ---- aimed kills: the moments that hurt
+
+def doomed(job, out):
+    "Execute a job, and kill this process with -9 when the rows are written and the notebook is not."
+    bicl.runner._keep = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+    execute(job, out)
+
+
+def test_killed_between_rows_and_notebook(tmp_path):
+    "The notebook is made again from the checkpoint, without training; so are rows that were damaged."
+    path, p = result_path(JOB, tmp_path), multiprocessing.get_context('fork').Process(target=doomed, args=(JOB, tmp_path))
+    p.start()
+    p.join()
+    assert p.exitcode == -signal.SIGKILL
+    rows = read_result(path)
+    assert timeless(rows).equals(quiet(JOB))
+    assert not path.with_suffix('.ipynb').exists() and not finished(JOB, tmp_path)
+    assert scratch(JOB, tmp_path, '.safetensors').exists()
+    path.write_bytes(path.read_bytes()[:len(path.read_bytes()) // 2])
+    again = run_jobs([JOB], tmp_path, plugins=['toys'], quiet=True).iloc[0]
     assert again.status == 'ran' and 'damaged' in again.note
-    a, b = read_result(path), tmp_path/'good.parquet'
-    b.write_bytes(good)
-    timeless = [c for c in a if 'seconds' not in c]
-    assert a[timeless].equals(read_result(b)[timeless])
+    assert read_result(path).train_seconds[0] == rows.train_seconds[0] # it was not trained again
+    assert timeless(read_result(path)).equals(timeless(rows)) and finished(JOB, tmp_path)
+    notebook = path.with_suffix('.ipynb').read_text()
+    assert 'injected-parameters' in notebook and str(tmp_path) not in notebook and len(notebook) < 100_000
 
 
-# ---- kills
+def test_litter_is_swept_at_the_next_start(tmp_path):
+    "Killed after the notebook, before the checkpoint is removed; or a run whose notebook was lost: it is not done."
+    write_quiet(JOB, tmp_path)
+    for suffix in ('.safetensors', '.json', '.ipynb', '.lock'):
+        scratch(JOB, tmp_path, suffix).parent.mkdir(exist_ok=True)
+        scratch(JOB, tmp_path, suffix).touch()
+    assert run_jobs([JOB], tmp_path, quiet=True).status[0] == 'skipped'
+    assert not leftovers(tmp_path)
+    for content in ('{"cells": [', None):
+        note = result_path(JOB, tmp_path).with_suffix('.ipynb')
+        note.write_text(content) if content else note.unlink()
+        assert not finished(JOB, tmp_path)
+
+
+# ---- kills at any moment
 
 def family(proc):
     "Worker and kernel processes of a runner."
@@ -191,99 +228,72 @@ def family(proc):
     except psutil.NoSuchProcess: return []
 
 
-def test_kills_at_random_moments(grid, quiet, tmp_path):
-    "The runner, its workers and its kernels are killed with -9, again and again; then it may finish."
-    dice, out, killed = random.Random(os.environ.get('KILL_SEED', time.time_ns())), tmp_path/'out', []
-    print('dice:', dice.getstate()[1][0])
-    for _ in range(3): # the runner itself
-        proc = start(grid, out)
-        relatives, end = [], time.monotonic() + dice.uniform(4, 15)
-        while time.monotonic() < end and proc.poll() is None:
-            relatives = family(proc) or relatives
-            time.sleep(.1)
-        killed.append(proc.poll() is None)
-        proc.kill()
-        proc.wait()
-        psutil.wait_procs(relatives, timeout=90)
-        assert not [p for p in relatives if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    proc = start(grid, out)
-    for _ in range(2): # a worker or a kernel
-        end = time.monotonic() + dice.uniform(3, 8)
-        while time.monotonic() < end and proc.poll() is None: time.sleep(.1)
-        if (some := family(proc)): dice.choice(some).kill()
-    said = wait(proc)
-    if proc.returncode: # both kills may have hit the same run, which has two tries: the same command goes on
-        assert proc.returncode == 1 and 'twice' in said, said
-        last = start(grid, out)
-        assert wait(last) and last.returncode == 0
-    assert any(killed)
+def gone(processes):
+    psutil.wait_procs(processes, timeout=90)
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_two_runners_killed_at_random_moments(grid, tmp_path):
+    "Two runners on one folder: one interrupted, one killed with -9; then two more, one of which loses a worker or a kernel."
+    seed = os.environ.get('KILL_SEED', time.time_ns())
+    print(f'KILL_SEED={seed}')
+    dice, out = random.Random(str(seed)), tmp_path/'out'
+    pause = lambda: time.sleep(dice.uniform(0, 10))
+    for _ in range(int(os.environ.get('KILLS', 1))):
+        a, b = (start(grid, out) for _ in range(2))
+        until(lambda: family(a) and family(b))
+        pause()
+        relatives = family(a) + family(b)
+        a.send_signal(signal.SIGINT)
+        pause()
+        relatives += family(b)
+        b.kill()
+        said, _ = wait(a), b.communicate()
+        assert a.returncode in (0, 130) and (a.returncode == 0 or 'the same command goes on' in said), said
+        gone(relatives)
+        before = {p: p.stat().st_mtime_ns for p in results(out) if p.with_suffix('.ipynb').exists()}
+    c, d = (start(grid, out) for _ in range(2))
+    until(lambda: family(c) or c.poll() is not None)
+    pause()
+    if (some := family(c)): dice.choice(some).kill()
+    said = [wait(c), wait(d)]
+    assert [c.returncode, d.returncode] == [0, 0], said # a run that died once is started again
+    assert all(p.stat().st_mtime_ns == t for p, t in before.items()) # nothing was done twice
     exactly_once(grid, out)
     assert not leftovers(out)
-    assert tables(grid, out) == quiet
-
-
-def test_interrupt_and_continue(grid, quiet, tmp_path):
-    "Ctrl-C when the first run is done: a clean end, and nothing is done twice afterwards."
-    out = tmp_path/'out'
-    proc = start(grid, out)
-    until(lambda: results(out) or proc.poll() is not None)
-    relatives = family(proc)
-    proc.send_signal(signal.SIGINT)
-    said = wait(proc)
-    assert proc.returncode == 130 and 'the same command goes on' in said, said
-    psutil.wait_procs(relatives, timeout=90)
-    assert not [p for p in relatives if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    before = {p.name: p.stat().st_mtime_ns for p in results(out)}
-    assert 1 <= len(before) < 3
-    proc = start(grid, out)
-    said = wait(proc)
-    assert proc.returncode == 0, said
-    assert f'{3 - len(before)} ran, {len(before)} skipped' in said
-    assert all(p.stat().st_mtime_ns == before[p.name] for p in results(out) if p.name in before)
-    assert tables(grid, out) == quiet
-
-
-def test_two_runners_on_one_folder(grid, quiet, tmp_path):
-    "They share the work: every run is done by one of them, both end well."
-    out = tmp_path/'out'
-    procs = [start(grid, out) for _ in range(2)]
-    said = [wait(p) for p in procs]
-    assert [p.returncode for p in procs] == [0, 0], said
-    ran = [len(re.findall(r'^ran ', s, re.M)) for s in said]
-    assert sum(ran) == 3, said
-    exactly_once(grid, out)
-    assert not leftovers(out)
-    assert tables(grid, out) == quiet
 
 
 # ---- dask
 
-def test_dask_loses_a_worker(grid, quiet, tmp_path):
-    "Two workers, one of them killed with -9 half way."
+def test_dask_loses_a_worker(grid, tmp_path):
+    "Two workers; the one that is busy is killed with -9 half way."
     distributed = pytest.importorskip('distributed', reason="needs the extra: pip install 'bicl[dask]'")
-    out = tmp_path/'out'
+    out, one = tmp_path/'out', grid.with_name('one.yaml')
+    one.write_text(GRID.replace('- {method: Toy, memory: 10}\n', ''))
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True,
                                   dashboard_address=None) as cluster:
-        proc = start(grid, out, '--engine', 'dask', '--scheduler', cluster.scheduler_address)
-        until(lambda: results(out) or proc.poll() is not None)
+        proc = start(one, out, '--engine', 'dask', '--scheduler', cluster.scheduler_address)
+        until(lambda: list((out/'checkpoints').glob('*.json')) or proc.poll() is not None)
         assert proc.poll() is None, wait(proc)
-        victim = next(iter(cluster.workers.values())).pid
-        os.kill(victim, signal.SIGKILL)
+        pids = [w.pid for w in cluster.workers.values()]
+        os.kill(next(p for p in pids if psutil.Process(p).children()), signal.SIGKILL)
         said = wait(proc)
     assert proc.returncode == 0, said
-    exactly_once(grid, out)
-    assert tables(grid, out) == quiet
+    exactly_once(one, out)
 
 
 def test_dask_without_a_shared_folder(tmp_path):
-    "A worker that does not see the grid's folder sends its files back."
-    job = Job('toy', 'Plain', seeds=(100,), device='cpu')
-    got, files = remote(asdict(job), str(tmp_path/'not-here'), 'token', ['toys'])
+    "A worker that does not see the grid's folder sends its files back; one with other code says so."
+    send = asdict(JOB), JOB.identity(), str(tmp_path/'not-here'), 'token', ['toys']
+    got, files = remote(*send)
     assert got['status'] == 'ran', got
-    assert sorted(Path(f).suffix for f in files) == ['.ipynb', '.parquet']
-    (tmp_path/'sent.parquet').write_bytes(files[f'{job.name}.parquet'])
-    assert read_result(tmp_path/'sent.parquet').stamp[0] == job.stamp
+    assert sorted(files) == [f'{JOB.name}.ipynb', f'{JOB.name}.parquet']
+    (tmp_path/'sent.parquet').write_bytes(files[f'{JOB.name}.parquet'])
+    assert timeless(read_result(tmp_path/'sent.parquet')).equals(quiet(JOB))
     assert not (tmp_path/'not-here').exists()
+    got, files = remote(send[0], send[1] | dict(version='9'), *send[2:])
+    assert got['status'] == 'failed' and not files
+    assert f'version is 9 there and {JOB.version} here' in got['note']
 
 
 def test_dask_needs_an_address(grid, tmp_path, capsys):

@@ -1,47 +1,54 @@
-"""Methods and benchmarks for the tests of the runner: tiny, slow on purpose, or deadly."""
+"""The one toy study of all tests: a tiny benchmark, three tiny methods, a grid, and results of runs that never were.
+
+A grid that names this module under `plugins` may use everything in it. The methods train for real,
+but take milliseconds; they can be told to be slow, to fail, or to kill their own kernel.
+"""
+import json
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from bicl.core import Rng
+from bicl.core import Rng, Settings, within
 from bicl.data import DataError
 from bicl.learner import Learner, register_method
 from bicl.models import MLP, losses
 from bicl.streams import Stream, register_benchmark
 
 
-def blobs(name, seeds, tasks=3, per_task=60, device='cpu', dtype=torch.float32):
+def blobs(name, seeds, tasks=3, per_task=60, tuning=False, device='cpu', dtype=torch.float32):
     "Four clouds of points in twelve dimensions; every task draws its own samples."
     r = Rng([7], 'toy')
     centres, y = r.normal(4, 12)[0], r.integers(4, 400)[0]
     x = centres[y] + r.normal(400, 12)[0]
-    draws = [Rng(seeds, f'{name}/draw/{t}').permutation(300, per_task) for t in range(tasks)]
-    return Stream(name, seeds, (x[:300], y[:300]), draws, (x[300:], y[300:]), classes=4)
+    cut, end = (250, 300) if tuning else (300, 400)
+    draws = [Rng(seeds, f'{name}/draw/{t}').permutation(cut, per_task) for t in range(tasks)]
+    return Stream(name, seeds, (x[:cut], y[:cut]), draws, (x[cut:end], y[cut:end]), classes=4, device=device, dtype=dtype)
 
 
 def nowhere(name, seeds, **kw): raise DataError('the toy set is not on this machine')
 
 
-register_benchmark('toy', blobs)
-register_benchmark('toy-nowhere', nowhere)
+register_benchmark('toy', blobs, 'Toy clouds', order=50)
+register_benchmark('toy-nowhere', nowhere, 'Toy clouds that are not here', order=51)
 
 
 @dataclass
-class Plain:
+class Plain(Settings):
     "Settings of a method without a memory."
-    lr: float = .1  # step size
-    sleep: float = 0.  # seconds per block
+    lr: float = within(.1, above=0)  # step size
+    sleep: float = within(0., low=0)  # seconds per block
     die: str = ''  # a folder: attempts leave a mark there and kill their own kernel
-    deaths: int = 1  # how many attempts do
+    deaths: int = within(1, low=0)  # how many attempts do
     fail: bool = False  # raise an error
 
 
 @dataclass
 class WithMemory(Plain):
     "The same with a memory, which it does not use."
-    memory: int = 10
+    memory: int = within(10, low=1)
 
 
 class Toy(Learner):
@@ -70,6 +77,42 @@ class Toy(Learner):
     def predict(self, x, t): return self.model(x)
 
 
-register_method('Toy', Toy, WithMemory)
-register_method('Rival', Toy, WithMemory)
-register_method('Plain', Toy, Plain)
+register_method('Toy', Toy, WithMemory, label='Our toy', color='#0173b2', marker='o', order=50)
+register_method('Rival', Toy, WithMemory, label='Its rival', color='#de8f05', marker='s', order=51)
+register_method('Plain', Toy, Plain, label='Plain', color='#949494', marker='v', order=52)
+
+
+# ---- a study without a single run: for tests of tables, figures and pages
+
+GRID = '''
+title: Toys
+plugins: [toys]
+seeds: [100, 101, 102]
+benchmark: [mnist-rotations, toy]
+protocol: strict
+runs:
+- {method: [Toy, Rival], memory: [10, 20]}
+- {method: Plain}
+'''
+
+
+def fake(job, out, level=80., T=4):
+    "Write rows and notebook of a run that never took place."
+    from bicl.jobs import finish, result_path
+    from bicl.learner import Run
+    g = torch.Generator().manual_seed(sum(map(ord, job.label)))
+    a = level + torch.rand(len(job.seeds), T + 1, T, generator=g, dtype=torch.float64)
+    run = Run(job.benchmark, job.method, job.protocol, job.seeds, a, task=T, train_seconds=3., test_seconds=1.)
+    rows = finish(job, run, str(out))
+    empty = dict(cells=[], metadata={}, nbformat=4, nbformat_minor=5)
+    result_path(job, out).with_suffix('.ipynb').write_text(json.dumps(empty))
+    return rows
+
+
+def study(folder):
+    "A grid with all its rows on the disk: the grid's file, and its folder."
+    from bicl.jobs import load_grid
+    grid, out = Path(folder)/'toys_grid.yaml', Path(folder)/'out'
+    grid.write_text(GRID)
+    for job in load_grid(grid).jobs: fake(job, out, 85. if job.method == 'Toy' else 80.)
+    return grid, out

@@ -2,6 +2,7 @@
 
     python nbs/_site/build.py readme    execute nbs/index.ipynb, write README.md
     python nbs/_site/build.py docs      build _docs/ (warnings are errors)
+    python nbs/_site/build.py execute NOTEBOOK …    store fresh outputs in these notebooks
 """
 import posixpath, re, shutil, subprocess, sys
 from pathlib import Path
@@ -12,6 +13,21 @@ SITE = Path(__file__).resolve().parent
 ROOT = SITE.parent.parent
 NBS = ROOT/'nbs'
 SOURCE = ROOT/'build'/'docs' # what Sphinx reads: notebooks and reports as they are shown
+
+PARTS = { # the book: part → numbers of its chapters
+    'I The world': range(0, 4), 'II The method': range(4, 11), 'III The rivals': range(11, 16),
+    'IV The other half': range(16, 18), 'V The study': range(18, 23)}
+FIRST = { # what comes first in its folder; the rest by name
+    'pages': ('table1', 'ablations', 'generative', 'search', 'speed'), 'tutorials': ('quickstart',)}
+
+def chapters(part):
+    "The chapters of a part of the book."
+    return [p for p in sorted(NBS.glob('[0-9]*.ipynb')) if int(p.stem[:2]) in PARTS[part]]
+
+def notebooks(folder):
+    "The notebooks of a folder, in the order in which a reader should meet them."
+    first = {name: i for i, name in enumerate(FIRST.get(folder, ()))}
+    return sorted((NBS/folder).glob('[!_.]*.ipynb'), key=lambda p: (first.get(p.stem, 99), p.stem))
 
 def put(path, text, mode='w'):
     with open(path, mode, encoding='utf-8') as f: f.write(text)
@@ -31,6 +47,7 @@ def shown(nb):
         d = directives(cell)
         if cell.cell_type == 'raw' or not cell.source.strip(): continue
         if {'hide', 'default_exp', 'include:'} & {x.split()[0] for x in d if x}: continue
+        if 'notebook' in cell.metadata.get('tags', []): continue # for who opens the notebook
         cell.source = re.sub(r'\A(?:#\|.*(?:\n|$))*', '', cell.source).strip('\n')
         tags = set(cell.metadata.get('tags', []))
         if cell.cell_type == 'code':
@@ -62,12 +79,8 @@ def module_of(path):
 
 def to_root(text):
     "Links that work from nbs/ turned into links that work from the project's root."
-    def fix(m):
-        url = m[2]
-        if re.match(r'[a-z]+:|#|/', url): return m[0]
-        path, sep, anchor = url.partition('#')
-        return m[1] + posixpath.normpath(posixpath.join('nbs', path)) + sep + anchor + m[3]
-    return re.sub(r'(\]\(|src="|href=")([^)"\s]+)([)"])', fix, text)
+    from bicl.figures import relink
+    return relink(text, 'nbs', '.')
 
 def render(nb):
     "A notebook as the text of README.md: prose, visible code and outputs."
@@ -84,14 +97,14 @@ def render(nb):
             parts.append(text if 'text/markdown' in data else f'```\n{text.rstrip()}\n```')
     return to_root('\n\n'.join(p.strip() for p in parts if p.strip())) + '\n'
 
-def executed(path=NBS/'index.ipynb'):
-    "The notebook with fresh outputs; cells marked `eval: false` are not run."
+def executed(path=NBS/'index.ipynb', timeout=300):
+    "The notebook with fresh outputs; cells marked `eval: false` or `cuda` are not run."
     from nbclient import NotebookClient
     nb = nbformat.read(path, 4)
-    kept = {c.id: c.source for c in nb.cells if 'eval: false' in directives(c)}
+    kept = {c.id: c.source for c in nb.cells if {'eval: false', 'cuda'} & directives(c)}
     for c in nb.cells:
         if c.id in kept: c.source = ''
-    NotebookClient(nb, timeout=300, resources={'metadata': {'path': str(path.parent)}}).execute()
+    NotebookClient(nb, timeout=timeout, resources={'metadata': {'path': str(path.parent)}}).execute()
     for c in nb.cells: c.source = kept.get(c.id, c.source)
     return nb
 
@@ -101,6 +114,12 @@ def readme():
     nbformat.write(executed(path), path)
     subprocess.run(['nbdev_clean', '--fname', str(path)], cwd=ROOT, check=True)
     put(ROOT/'README.md', render(nbformat.read(path, 4)))
+
+def execute(*paths):
+    "Store fresh outputs in notebooks, cleaned."
+    for path in map(Path, paths):
+        nbformat.write(executed(path, 1800), path)
+        subprocess.run(['nbdev_clean', '--fname', str(path)], cwd=ROOT, check=True)
 
 # --------------------------------------------------------------------------------------- site
 
@@ -124,12 +143,21 @@ def link_names(text, names):
     parts = re.split(other, text, flags=re.M | re.S)
     return ''.join(p if i % 2 else pattern.sub(fix, p) for i, p in enumerate(parts))
 
-def add_notebook(path, names):
+def split(cell):
+    "A cell as the site shows it: what it displays as Markdown becomes Markdown."
+    if cell.cell_type == 'markdown': return [cell]
+    texts = [o.data['text/markdown'] for o in cell.outputs if 'text/markdown' in o.get('data', {})]
+    cell.outputs = [o for o in cell.outputs if 'text/markdown' not in o.get('data', {})]
+    empty = 'remove-input' in cell.metadata.tags and not cell.outputs
+    return [cell][empty:] + [nbformat.v4.new_markdown_cell(t) for t in texts]
+
+def add_notebook(path, names, more=''):
     "Copy a notebook as the site shows it."
     nb = nbformat.read(path, 4)
-    nb.cells = list(shown(nb))
+    nb.cells = [part for c in shown(nb) for part in split(c)]
     for c in nb.cells:
         if c.cell_type == 'markdown': c.source = link_names(c.source, names)
+    if more: nb.cells.append(nbformat.v4.new_markdown_cell(more))
     out = SOURCE/path.relative_to(ROOT)
     out.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, out)
@@ -146,34 +174,38 @@ def add_api(chapters):
             f'.. automodule:: {head}\n   :members:\n')
     return [f'bicl.{m} <api/{m}>' for _, m in chapters]
 
-def add_reports():
-    "The Markdown pages below reports/: each folder's index.md, with its other pages below it."
-    src, out = ROOT/'reports', SOURCE/'reports'
-    out.mkdir()
-    if src.exists():
-        shutil.copytree(src, out, dirs_exist_ok=True,
-                        ignore=shutil.ignore_patterns('.*', '*.tmp', 'runs', 'checkpoints'))
-    if not (out/'index.md').exists():
-        put(out/'index.md', '# Results\n\nThe experiments have not been run yet: `make reproduce` '
-            'runs a small version in five minutes, `make paper` runs them all.\n')
-    add_rest(out)
-    folders = sorted({p.parent for p in out.rglob('index.md')}, key=lambda p: (len(p.parts), p))
-    loose = sorted(p.with_suffix('') for p in out.rglob('*.md') if p.parent not in folders)
-    for d in folders:
-        pages = sorted(p.stem for p in d.glob('*.md') if p.name != 'index.md')
-        if pages: put(d/'index.md', '\n' + toctree('', pages), 'a')
-    return [p.relative_to(SOURCE).as_posix() for p in [*(d/'index' for d in folders), *loose]]
+def add_files():
+    "Files beside the notebooks that they link to: grids, presets and the paper's table."
+    for p in [*NBS.rglob('*.yaml'), *NBS.rglob('*.csv')]:
+        (SOURCE/p.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(p, SOURCE/p.relative_to(ROOT))
 
-def add_rest(out):
-    "A page for the tables and figures that no other page names."
-    text = '\n'.join(p.read_text(encoding='utf-8') for p in out.rglob('*.md'))
-    show = {'.svg': '![{0}]({1})', '.csv': '```{{csv-table}}\n:file: {1}\n:header-rows: 1\n```'}
-    rest = [p.relative_to(out) for p in sorted(out.rglob('*.*'))
-            if p.suffix in show and p.name not in text]
-    if not rest: return
-    body = [f'## {p.stem.replace("-", " ").replace("_", " ").capitalize()}\n\n' +
-            show[p.suffix].format(p.stem, p.as_posix()) for p in rest]
-    put(out/'more.md', '\n\n'.join(['# More tables and figures', *body]) + '\n')
+def versions():
+    "The Markdown version of a page, below reports/ → the page, which the site shows instead."
+    from bicl.figures import asked
+    found = {}
+    for path in notebooks('pages'):
+        given = asked(nbformat.read(path, 4))
+        folder = f'{given["grid"]}/' if path.stem == 'grid' else ''
+        name = given.get('page', f'{path.stem}.md')
+        found[f'reports/{folder}{name}'] = path.relative_to(ROOT).as_posix()
+    return found
+
+def add_reports():
+    "What the pages link to: tables, figures, and the pages of single grids."
+    src, out, instead = ROOT/'reports', SOURCE/'reports', versions()
+    out.mkdir()
+    if src.exists(): shutil.copytree(src, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
+        '.*', '*.tmp', 'runs', 'checkpoints'))
+    for name in instead: (SOURCE/name).unlink(missing_ok=True)
+    for path in [*out.rglob('*.md'), *(SOURCE/'nbs').rglob('*.ipynb')]:
+        here = path.relative_to(SOURCE).parent.as_posix()
+        text = path.read_text(encoding='utf-8')
+        for name, page in instead.items():
+            old, new = (f']({posixpath.relpath(x, here)})' for x in (name, page))
+            text = text.replace(old, new)
+        put(path, text)
+    return sorted(p.relative_to(SOURCE).with_suffix('').as_posix() for p in out.rglob('*.md'))
 
 def toctree(caption, entries):
     head = f':caption: {caption}\n' if caption else ''
@@ -183,16 +215,20 @@ def add_all():
     "Lay out everything that Sphinx reads."
     shutil.rmtree(SOURCE, ignore_errors=True)
     SOURCE.mkdir(parents=True)
-    names = public_names()
-    chapters = sorted(p for p in NBS.glob('[0-9]*.ipynb'))
-    book = [f'{p.stem.split("_")[0]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters]
-    more = {d: [add_notebook(p, names) for p in sorted((NBS/d).glob('[!_.]*.ipynb'))]
-            for d in ('tutorials', 'experiments')}
-    order = ['nbs/tutorials/quickstart'] # the rest by name
-    more['tutorials'].sort(key=lambda p: (p not in order, p))
-    api = add_api([(p, m) for p in chapters if (m := module_of(p))])
-    trees = [('The book', book), ('Tutorials', more['tutorials']),
-             ('Experiments', more['experiments']), ('Results', add_reports()), ('Reference', api)]
+    names, src = public_names(), ROOT/'reports'
+    tables = sorted(p for p in src.rglob('*.md') if p.relative_to(ROOT).as_posix() not in versions())
+    below = toctree('', ['../../' + p.relative_to(ROOT).with_suffix('').as_posix() for p in tables])
+    results = [add_notebook(p, names, below if p.stem == 'table1' else '')
+               for p in notebooks('pages')]
+    tutorials, experiments = ([add_notebook(p, names) for p in notebooks(d)]
+                              for d in ('tutorials', 'experiments'))
+    book = [(part, [f'{p.stem[:2]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters(part)])
+            for part in PARTS]
+    add_files()
+    add_reports()
+    api = add_api([(p, m) for p in sorted(NBS.glob('[0-9]*.ipynb')) if (m := module_of(p))])
+    trees = [('Results', results), ('Tutorials', tutorials), *book, ('Experiments', experiments),
+             ('Reference', api)]
     # the landing page has a title of its own
     body = re.sub(r'\A# .*\n+> .*\n', '', render(nbformat.read(NBS/'index.ipynb', 4)))
     put(SOURCE/'index.md', '\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
@@ -210,6 +246,6 @@ def docs():
     new.rename(ROOT/'_docs')
 
 if __name__ == '__main__':
-    todo = {'readme': readme, 'docs': docs}
-    if len(sys.argv) != 2 or sys.argv[1] not in todo: sys.exit(__doc__)
-    todo[sys.argv[1]]()
+    todo = {'readme': readme, 'docs': docs, 'execute': execute}
+    if len(sys.argv) < 2 or sys.argv[1] not in todo: sys.exit(__doc__)
+    todo[sys.argv[1]](*sys.argv[2:])

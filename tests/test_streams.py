@@ -1,0 +1,287 @@
+"Streams: their fingerprint sees what decides the numbers, and tuning never sees a test image."
+import os, subprocess, sys
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from bicl import data, streams
+from bicl.core import Rng
+from bicl.data import DATA, Images, available, load
+from bicl.streams import BENCHMARKS, Block, gather, make_stream, stream_from_arrays
+
+SHORT = dict(seeds=(100, 101), tasks=2, per_task=30)
+HERE = [n for n in BENCHMARKS if not n.startswith('notmnist') or available('notmnist')]
+PICTURES = [n for n in HERE if 'classes' not in n]
+
+
+def show(name, **kw): return make_stream(name, **SHORT | kw).fingerprint()
+
+
+# What the fingerprint sees ----------------------------------------------------------------------
+
+def other_rotate(patch):
+    real = streams.rotate
+    patch.setattr(streams, 'rotate', lambda x, degrees: real(x, degrees + .5))
+
+
+def other_span(patch):
+    other = replace(BENCHMARKS['mnist-rotations'], builder=streams.rotations('mnist', span=91))
+    patch.setitem(BENCHMARKS, 'mnist-rotations', other)
+
+
+def other_order(patch):
+    real = streams.Permute.__init__
+    patch.setattr(streams.Permute, '__init__', lambda self, order: real(self, order.roll(1, -1)))
+
+
+def other_view(patch):
+    real = streams.Permute.__call__
+    patch.setattr(streams.Permute, '__call__', lambda self, x, t: real(self, x, t).flip(-1))
+
+
+def other_test_view(patch):
+    def test(self, stream, t, chunk):
+        for x, y in stream.pool_test(t, chunk): yield self(x, 0), y
+    patch.setattr(streams.Permute, 'test', test)
+
+
+def other_draw(patch):
+    real = streams._draws
+    patch.setattr(streams, '_draws', lambda *a: [d.flip(1) for d in real(*a)])
+
+
+def other_generator(patch):
+    real = Rng.permutation
+    patch.setattr(Rng, 'permutation', lambda self, n, k=None: (real(self, n) + 1).remainder(n)[:, :k])
+
+
+def decoded(change):
+    "Let MNIST's decoder change what it read."
+    def other(patch):
+        real = DATA['mnist'].decode
+        def decode(contents):
+            parts = [a.copy() for a in real(contents)]
+            return change(*parts) or parts
+        patch.setitem(DATA, 'mnist', replace(DATA['mnist'], decode=decode))
+    return other
+
+
+def relabelled(x, y, test_x, test_y): y[:] = (y + 1) % 10
+def one_relabelled(x, y, test_x, test_y): test_y[-1] = (test_y[-1] + 1) % 10
+def repainted(x, y, test_x, test_y): x[:, 14, 14] ^= 1
+def one_repainted(x, y, test_x, test_y): test_x[-1, 14, 14] ^= 1
+def fewer_tests(x, y, test_x, test_y): return x, y, test_x[:-1], test_y[:-1]
+
+
+TURNED, SHUFFLED = ('mnist-rotations',), ('mnist-permutations',)
+BOTH = TURNED + SHUFFLED
+
+
+@pytest.mark.parametrize('change, seen_by, unseen_by', [
+    (other_rotate, TURNED, SHUFFLED), (other_span, TURNED, SHUFFLED),
+    (other_order, SHUFFLED, TURNED), (other_view, SHUFFLED, TURNED),
+    (other_test_view, SHUFFLED, TURNED), (other_draw, BOTH, ()), (other_generator, BOTH, ()),
+    (decoded(relabelled), SHUFFLED, ()), (decoded(one_relabelled), SHUFFLED, ()),
+    (decoded(repainted), SHUFFLED, ()), (decoded(one_repainted), SHUFFLED, ()),
+    (decoded(fewer_tests), SHUFFLED, ()),
+], ids=['rotate', 'span', 'permutation', 'view', 'view of the tests', 'draw', 'generator',
+        'training labels', 'one test label', 'training pixels', 'one test pixel', 'test set'])
+def test_changes_are_seen(change, seen_by, unseen_by, monkeypatch):
+    before = {n: show(n) for n in seen_by + unseen_by}
+    change(monkeypatch)
+    for n in seen_by: assert show(n) != before[n]
+    for n in unseen_by: assert show(n) == before[n]
+    monkeypatch.undo()
+    for n in seen_by: assert show(n) == before[n]
+
+
+@pytest.mark.skipif(not available('notmnist'), reason='notMNIST is not on this machine')
+@pytest.mark.parametrize('name', ['notmnist-permutations', 'notmnist-classes'])
+def test_the_split_of_notmnist_is_seen(name, monkeypatch):
+    before, real = show(name), data.stratified
+    monkeypatch.setattr(data, 'stratified', lambda y, fraction, _: real(y, fraction, 'other'))
+    data._load.cache_clear()
+    try: assert show(name) != before
+    finally: data._load.cache_clear()
+
+
+@pytest.mark.parametrize('name', HERE)
+def test_what_is_asked_for_is_seen(name):
+    many = [{}, dict(tasks=3), dict(per_task=29), dict(seeds=(100, 102)), dict(seeds=(101, 100)),
+            dict(seeds=(100,)), dict(tuning=True)]
+    assert len({show(name, **kw) for kw in many}) == len(many)
+
+
+def test_all_benchmarks_differ():
+    assert len({show(n) for n in HERE}) == len(HERE)
+
+
+# What it does not -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', HERE)
+def test_delivery_is_not_seen(name):
+    s = make_stream(name, **SHORT, dtype=torch.float64)
+    for t in range(s.T): # use it before it is asked
+        for _ in s.blocks(t, 'strict', 7): pass
+        next(s.test(t, 33))
+    assert s.fingerprint() == show(name) == show(name, dtype=torch.bfloat16)
+    if torch.cuda.is_available(): assert show(name, device='cuda') == s.fingerprint()
+
+
+def test_other_processes_agree():
+    "With another hash seed, and without torchvision, which takes seconds to import."
+    names = ['mnist-permutations', 'fashion-permutations', 'mnist-rotations', 'mnist-classes']
+    code = (f"import sys; from bicl.streams import make_stream\n"
+            f"for n in {names}: print(make_stream(n, **{SHORT}).fingerprint())\n"
+            "sys.exit('torchvision' in sys.modules)")
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                         env=os.environ | dict(PYTHONHASHSEED='123'))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [show(n) for n in names]
+
+
+def arrays(n=60):
+    r = Rng([7], 'arrays')
+    return r.normal(n, 5)[0], r.integers(3, n)[0], torch.arange(n) // (n//2)
+
+
+def test_own_arrays():
+    x, y, task = arrays()
+    one = stream_from_arrays(x, y, task, seeds=[100]).fingerprint()
+    pixel, label, moved = x.clone(), y.clone(), task.clone()
+    pixel[5, 2] += 1e-6
+    label[5] = (label[5] + 1) % 3
+    moved[5] = 1
+    others = [(pixel, y, task), (x, label, task), (x, y, moved)]
+    prints = [stream_from_arrays(*o, seeds=[100]).fingerprint() for o in others]
+    tests = [(x[:10], y[:10], task[-10:] * 0), (x[10:20], y[10:20], task[:10])]
+    prints += [stream_from_arrays(x[:30], y[:30], task[:30], t, seeds=[100]).fingerprint()
+               for t in tests]
+    assert len({one, *prints}) == 6
+    assert one == stream_from_arrays(x.numpy(), y.numpy(), task.numpy(), seeds=[100],
+                                     dtype=torch.float64).fingerprint()
+
+
+# Tuning -----------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Trap:
+    "A set of which the test pictures must not be touched."
+    real: Images
+
+    def __getattr__(self, k):
+        assert k != 'test_x', 'a test picture was asked for'
+        return getattr(self.real, k)
+
+    def tuning(self): return Images.tuning(self)
+
+
+@pytest.mark.parametrize('name', HERE)
+def test_tuning_never_asks_for_a_test_picture(name, monkeypatch):
+    monkeypatch.setattr(streams, 'load', lambda n: Trap(load(n)))
+    s = make_stream(name, **SHORT, tuning=True)
+    assert s.tuning and s.benchmark == name
+    for t in range(s.T):
+        for _ in s.blocks(t): pass
+        for _ in s.test(t): pass
+    s.fingerprint()
+    with pytest.raises(AssertionError, match='test picture'): make_stream(name, **SHORT)
+
+
+@pytest.fixture
+def numbered(monkeypatch):
+    "Every set's pictures carry their row as the first four bytes; test pictures count from 2³¹."
+    def load_numbered(name):
+        d = load(name)
+        def number(x, start):
+            x = torch.zeros_like(x)
+            rows = torch.arange(start, start + len(x))
+            for k in range(4): x[:, k] = (rows >> 8*k) & 255
+            return x
+        return replace(d, train_x=number(d.train_x, 0), test_x=number(d.test_x, 1 << 31))
+    monkeypatch.setattr(streams, 'load', load_numbered)
+
+
+def numbers(x):
+    "The rows that these pictures are."
+    return set((x[..., :4].long() << torch.tensor([0, 8, 16, 24])).sum(-1).flatten().tolist())
+
+
+def rows_of(s, r=slice(None)):
+    "Which rows a stream trains on and which it is tested on, before a task looks at them."
+    train = numbers(torch.cat([s.x[d[r]].flatten(0, -2) for d in s.draws]))
+    if s.held is None: return train, numbers(s.test_x)
+    return train, numbers(torch.cat([s.test_x[h[r]].flatten(0, -2) for h in s.held]))
+
+
+@pytest.mark.parametrize('name', HERE)
+def test_tuning_rows(name, numbered):
+    train, tested = rows_of(make_stream(name, (100, 101, 0), tuning=True))
+    reported = rows_of(make_stream(name, (100, 101, 0, 1, 2, 3, 4)))
+    assert max(train | tested) < 1 << 31 # no picture of the test part
+    if 'classes' not in name: # here the two sides are the same for all seeds
+        assert not train & tested and min(reported[1]) >= 1 << 31
+
+
+@pytest.mark.parametrize('name', [n for n in HERE if 'classes' in n])
+def test_tuning_rows_of_classes(name, numbered):
+    s = make_stream(name, (100, 101, 3), tuning=True)
+    taboo = rows_of(make_stream(name, range(5)))[1]
+    for r, seed in enumerate(s.seeds):
+        train, tested = rows_of(s, r)
+        own = rows_of(make_stream(name, [seed]))[1]
+        assert not train & tested and not (train | tested) & (taboo | own)
+        assert .09 < len(tested)/len(train | tested) < .11 and len(tested) > 300
+
+
+@pytest.mark.parametrize('name', PICTURES)
+def test_what_is_kept_aside_is_a_tenth_of_each_class(name):
+    s, d = make_stream(name, **SHORT, tuning=True), load(name.split('-')[0])
+    assert torch.equal(torch.cat([s.y, s.test_y]).bincount(), d.train_y.bincount())
+    assert torch.equal(s.test_y.bincount(), (d.train_y.bincount()/10).round().long())
+
+
+@pytest.mark.parametrize('name', HERE)
+def test_tuning_alone_and_among_others(name):
+    alone, among = (make_stream(name, **SHORT | dict(seeds=s), tuning=True)
+                    for s in ([101], [100, 101, 0]))
+    for t in range(2):
+        for a, b in zip(alone.train(t), among.train(t)): assert torch.equal(a[0], b[1])
+        for a, b in zip(next(alone.test(t)), next(among.test(t))):
+            assert torch.equal(a[0], b[1 if len(b) > 1 else 0])
+
+
+def test_tasks_of_tuning_are_others():
+    "A seed's pixel orders are not those of its reported stream."
+    a, b = (make_stream('mnist-permutations', **SHORT, tuning=t) for t in (False, True))
+    assert not torch.equal(a.view.order, b.view.order)
+
+
+# The rest ---------------------------------------------------------------------------------------
+
+def test_gather_is_indexing():
+    r = Rng([1, 2, 3], 'gather')
+    for shape in ((6,), (6, 2), (6, 2, 3)):
+        v = r.normal(*shape)
+        for k in ((4,), (4, 2), (1, 2, 5)):
+            idx = r.integers(6, *k)
+            want = torch.stack([v[i, idx[i]] for i in range(3)])
+            assert torch.equal(gather(v, idx), want)
+            assert torch.equal(gather(v.transpose(0, 1).contiguous().transpose(0, 1), idx), want)
+
+
+def test_fields_travel_with_their_samples():
+    r = Rng([1, 2], 'fields')
+    x, y = r.normal(8, 3), r.integers(4, 8)
+    b = Block(x, y, y + 1, dict(a=x[..., :1], b=-y)).take(r.integers(8, 5))
+    assert torch.equal(b.extra['a'], b.x[..., :1]) and torch.equal(b.extra['b'], -b.y)
+    assert torch.equal(b.task, b.y + 1)
+    assert Block(x, y, 0).extra == {} and Block(x, y, 0).extra is not Block(x, y, 0).extra
+
+
+def test_benchmarks_have_labels_in_the_papers_order():
+    known = sorted(BENCHMARKS.values(), key=lambda b: b.order)
+    assert [b.label for b in known if b.builder and b.order < 100] == [
+        'MNIST rotations', 'MNIST permutations', 'Fashion-MNIST permutations',
+        'notMNIST permutations', 'MNIST rotations, 0–180°', 'MNIST classes', 'notMNIST classes']
