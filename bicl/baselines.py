@@ -77,7 +77,7 @@ class Online(Learner):
     def predict(self, x, t): return self.model(x)
 
 register_method('Online', Online, OnlineSettings, version=1, order=10,
-                color='#949494', marker='v');
+                color='#949494', marker='v')
 
 # %% ../nbs/11_baselines.ipynb #c17
 class Independent(Learner):
@@ -96,7 +96,7 @@ class Independent(Learner):
     def predict(self, x, t): return self.nets[t](x)
 
 register_method('Independent', Independent, OnlineSettings, version=1, order=20,
-                color='#ca9161', marker='^');
+                color='#ca9161', marker='^')
 
 # %% ../nbs/11_baselines.ipynb #c20
 @dataclass
@@ -132,7 +132,7 @@ class Joint(Averaged):
                 self.tend(i, len(steps), decayed=self.params)
         self.done = True
 
-register_method('Joint', Joint, JointSettings, version=1, order=90, color='#222222', marker='*');
+register_method('Joint', Joint, JointSettings, version=1, order=90, color='#222222', marker='*')
 
 # %% ../nbs/11_baselines.ipynb #c24
 def fisher_by_sample(
@@ -249,4 +249,4 @@ class EWC(Learner):
         if s.online: self.springs.recentre(theta)
         self.t += 1
 
-register_method('EWC', EWC, EWCSettings, version=1, order=30, color='#cc78bc', marker='P');
+register_method('EWC', EWC, EWCSettings, version=1, order=30, color='#cc78bc', marker='P')

@@ -7,8 +7,9 @@ __all__ = ['QUIET', 'WHERE', 'bare', 'sources', 'source_fingerprint', 'method_ve
            'save_checkpoint', 'load_checkpoint', 'resume', 'Checkpoint', 'check_learner']
 
 # %% ../nbs/09_checkpoint.ipynb #c2
-import ast, hashlib, inspect, json, sys, sysconfig, tempfile, time
+import ast, inspect, json, sys, sysconfig, tempfile, time
 from dataclasses import asdict
+from importlib.util import resolve_name
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ def bare(
     def show(node):
         if isinstance(node, list): return '[' + ','.join(map(show, node)) + ']'
         if not isinstance(node, ast.AST): return repr(node)
-        if isinstance(node, ast.Raise): node = getattr(node.exc, 'func', node.exc) # not its message
+        if isinstance(node, ast.Raise): return f'Raise({show(getattr(node.exc, "func", node.exc))})'
         if isinstance(node, ast.AnnAssign) and node.value is None: return ''
         body = getattr(node, 'body', None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and \
@@ -46,18 +47,27 @@ def _is_theirs(path:Path)->bool:
              *(Path(p) for k, p in sysconfig.get_paths().items() if 'lib' in k)]
     return 'site-packages' in path.parts or any(h and path.is_relative_to(h) for h in homes)
 
+def _imported(module, path:Path)->list:
+    "The modules that a file imports, as far as they are loaded."
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, ast.Import): names += [a.name for a in node.names]
+        if isinstance(node, ast.ImportFrom):
+            base = resolve_name('.'*node.level + (node.module or ''), module.__package__)
+            names += [base, *(f'{base}.{a.name}' for a in node.names)]
+    return [sys.modules[n] for n in names if n in sys.modules]
+
 def sources(
     module, # a module
 )->list[Path]: # its file and those of all modules it imports that are neither installed nor ours
     "The files that a user's module is made of."
-    todo, found = [module], {}
+    todo, found = [module], set()
     while todo:
-        file = getattr(todo[-1], '__file__', None)
-        module, path = todo.pop(), Path(file).resolve() if file else None
-        if path is None or path in found or path.suffix != '.py' or _is_theirs(path): continue
-        found[path] = module
-        for v in list(vars(module).values()):
-            todo += [m for m in (v, sys.modules.get(getattr(v, '__module__', None) or '')) if inspect.ismodule(m)]
+        module = todo.pop()
+        path = Path(getattr(module, '__file__', None) or '').resolve()
+        if path in found or path.suffix != '.py' or _is_theirs(path): continue
+        found.add(path)
+        todo += _imported(module, path)
     return sorted(found)
 
 # %% ../nbs/09_checkpoint.ipynb #c8

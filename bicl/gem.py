@@ -82,7 +82,7 @@ def gem_torch(
     for x, y in zip(block.x.split(s.batch, 1), block.y.split(s.batch, 1)):
         g = grads(x, y)
         G = torch.stack([flatten(grads(b.x, b.y)) for b in past], 1) # [R, t, P]
-        v = duals((G*flatten(g)[:, None]).sum(2), s.margin, lambda: bmm(G, G.mT))
+        v = duals((G*flatten(g)[:, None]).sum(2), s.margin, lambda G=G: bmm(G, G.mT))
         if v is not None: g = unflatten(flatten(g) + (G*v[..., None]).sum(1), g)
         with torch.no_grad():
             torch._foreach_add_(list(params.values()), list(g.values()), alpha=-s.lr)
@@ -112,7 +112,7 @@ class GEM(Learner):
 
     def predict(self, x, t): return self.model(x)
 
-register_method('GEM', GEM, GEMSettings, version=1, order=40, color='#de8f05', marker='s');
+register_method('GEM', GEM, GEMSettings, version=1, order=40, color='#de8f05', marker='s')
 
 # %% ../nbs/13_gem.ipynb #c21
 def by_task(s:Tensor, t:int)->Tensor: # [R, N, …] → [R, t, …]
@@ -308,4 +308,4 @@ def observe(self:AGEM, block):
     self.memory.add(block)
 
 register_method('AGEM', AGEM, AGEMSettings, version=1, order=45,
-                label='A-GEM', color='#ece133', marker='X');
+                label='A-GEM', color='#ece133', marker='X')

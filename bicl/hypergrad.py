@@ -7,7 +7,7 @@ __all__ = ['OUTER', 'HYPERGRADIENTS', 'Options', 'reduce', 'sample_weights', 'Au
            'hypergradient', 'head_weights', 'head_round']
 
 # %% ../nbs/06_hypergrad.ipynb #c2
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F

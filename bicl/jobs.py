@@ -224,9 +224,10 @@ def _check_form(entry:dict):
 
 def expand(
     entry:dict, # keys of `Job`, and `sweep`
-    common:dict={}, # the same for all entries
+    common:dict|None=None, # the same for all entries
 )->list[Job]:
     "One entry of a grid, multiplied out."
+    common = common or {}
     for e in (common, entry): _check_form(e)
     join = lambda k: (common.get(k) or {}) | (entry.get(k) or {})
     base, sweep = join('settings'), join('sweep')

@@ -93,10 +93,9 @@ def register_method(
     cls:type, # a subclass of `Learner`
     settings:type=Settings, # a subclass of `Settings`
     **about, # version, label, color, marker and order: see `Method`
-)->type:
+):
     "Make a method available by name; a name given again replaces the older entry."
     METHODS[name] = Method(name, cls, settings, **dict(label=name) | about)
-    return cls
 
 # %% ../nbs/08_learner.ipynb #c15
 def find_method(

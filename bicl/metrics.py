@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER', 'DRAWS', 'TEST', 'LEVEL', 'UNSEEN', 'DIFFERENCE_RULE', 'PAPER_RUNS', 'MARGIN', 'RULE',
            'as_matrix', 'BTI', 'FWT', 'forgetting', 'metrics', 'interval', 'summary', 'paired_p', 'holm',
-           'best_and_tied', 'detectable', 'compare', 'judge', 'paper_table', 'paper_interval', 'verdict', 'RA', 'LA']
+           'best_and_tied', 'detectable', 'compare', 'judge', 'paper_table', 'paper_interval', 'verdict']
 
 # %% ../nbs/18_metrics.ipynb #c2
 from collections.abc import Iterable
@@ -15,9 +15,7 @@ import numpy as np, pandas as pd
 from scipy import stats
 
 from .core import Rng, project_root
-from .learner import LA, RA
-
-_all_ = ['RA', 'LA'] # defined where the stream loop shows them, offered here with the others
+from .learner import LA, RA # with the stream loop, which prints them; offered here, too
 
 # %% ../nbs/18_metrics.ipynb #c5
 def as_matrix(

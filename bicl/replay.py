@@ -88,7 +88,7 @@ def end_task(self:ER):
     self.tasks_done += 1
     self.anchor.mark(self.params.values())
 
-register_method('ER', ER, ERSettings, version=1, order=60, color='#d55e00', marker='D');
+register_method('ER', ER, ERSettings, version=1, order=60, color='#d55e00', marker='D')
 
 # %% ../nbs/12_replay.ipynb #c16
 @dataclass
@@ -145,7 +145,7 @@ class MER(Learner):
     def observe(self, block):
         engine('mer', self.model, mer_torch, self.settings.engine)(self, block)
 
-register_method('MER', MER, MERSettings, version=1, order=50, color='#029e73', marker='h');
+register_method('MER', MER, MERSettings, version=1, order=50, color='#029e73', marker='h')
 
 # %% ../nbs/12_replay.ipynb #c21
 @patch

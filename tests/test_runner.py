@@ -241,7 +241,7 @@ def test_two_runners_killed_at_random_moments(grid, tmp_path):
     pause = lambda: time.sleep(dice.uniform(0, 10))
     for _ in range(int(os.environ.get('KILLS', 1))):
         a, b = (start(grid, out) for _ in range(2))
-        until(lambda: family(a) and family(b))
+        until(lambda a=a, b=b: family(a) and family(b))
         pause()
         relatives = family(a) + family(b)
         a.send_signal(signal.SIGINT)
