@@ -108,7 +108,8 @@ def question(
 
 def identity(learner:Learner, stream, protocol='buffered', block=None, test='all')->dict:
     "What decides the numbers of this learner's run on this stream."
-    m = METHODS.get(learner.method) or Method(learner.method, type(learner))
+    m = METHODS.get(learner.method)
+    if not m or m.cls is not type(learner): m = Method(learner.method, type(learner)) # not registered
     return question(stream.benchmark or stream.name, m, learner.settings or Settings(), stream.seeds,
                     stream.fingerprint(), protocol, block, test, stream.tuning)
 
