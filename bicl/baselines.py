@@ -35,14 +35,14 @@ def sgd_torch(
     model:nn.Module, # changed in place
     x:Tensor, # the samples to choose from, `[R, N, d]`
     y:Tensor, # their labels, `[R, N]`
-    order:Tensor, # which samples each step uses, `[R, S, B]`; the same places empty in all replicas
+    order:Tensor, # which samples each step uses, `[R, S, B]`; empty places last, in all replicas
     lr:float, # step size
     springs=None, # `Springs`: their gradient joins that of the loss
 ):
     "`S` steps of stochastic gradient descent, in PyTorch."
-    params = list(model.parameters())
-    for i in order.unbind(1):
-        i = i[:, i[0] >= 0]
+    params, taken = list(model.parameters()), (order[0] >= 0).sum(1).tolist() # asked once
+    for i, n in zip(order.unbind(1), taken):
+        i = i[:, :n]
         pull = springs.gradient(params) if springs else None
         sgd_step(model, gather(x, i), gather(y, i), lr)
         if springs:
@@ -76,7 +76,7 @@ class Online(Learner):
 
     def predict(self, x, t): return self.model(x)
 
-register_method('Online', Online, OnlineSettings, version=1, order=10,
+register_method('Online', Online, OnlineSettings, version=1, order=10, device='cpu',
                 color='#949494', marker='v')
 
 # %% ../nbs/11_baselines.ipynb #c17
@@ -95,7 +95,7 @@ class Independent(Learner):
 
     def predict(self, x, t): return self.nets[t](x)
 
-register_method('Independent', Independent, OnlineSettings, version=1, order=20,
+register_method('Independent', Independent, OnlineSettings, version=1, order=20, device='cpu',
                 color='#ca9161', marker='^')
 
 # %% ../nbs/11_baselines.ipynb #c20
@@ -249,4 +249,5 @@ class EWC(Learner):
         if s.online: self.springs.recentre(theta)
         self.t += 1
 
-register_method('EWC', EWC, EWCSettings, version=1, order=30, color='#cc78bc', marker='P')
+register_method('EWC', EWC, EWCSettings, version=1, order=30, device='cpu',
+                color='#cc78bc', marker='P')

@@ -106,9 +106,11 @@ def permutation(self:Rng,
 # %% ../nbs/00_core.ipynb #c21
 def pick_device(
     name:str='auto', # "auto", "cuda", "cuda:1", "mps" or "cpu"
+    auto:str='auto', # what "auto" means, if that is known; else cuda, mps or cpu, what there is
 )->torch.device:
     "The device to run on."
     have = dict(cuda=torch.cuda.is_available, mps=torch.backends.mps.is_available, cpu=lambda: True)
+    name = auto if name == 'auto' else name
     if name == 'auto': name = next(d for d, ok in have.items() if ok())
     kind = name.split(':')[0]
     if kind not in have: raise ValueError(f'device {name!r} is unknown; use auto, cuda, mps or cpu')

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 
 from .core import Rng
-from .streams import Block, gather
+from .streams import Block, decode, encode, gather
 
 # %% ../nbs/03_memory.ipynb #c5
 class Memory(nn.Module):
@@ -24,13 +24,15 @@ class Memory(nn.Module):
         d:int, # numbers per sample
         dtype=torch.float32, # of the samples
         fields:dict|None=None, # further fields, name → shape, such as logits=(10,); of this dtype
+        bytes:bool=False, # the samples are bytes divided by 255, and are kept as bytes
     ):
         super().__init__()
         if capacity < 1: raise ValueError(f'capacity={capacity}: a memory holds at least 1 sample')
         R, k = len(rng.seeds), dict(device=rng.key.device)
         self.capacity, self.n, self.fields = int(capacity), 0, tuple(fields or ())
+        self.dtype, stored = dtype, torch.uint8 if bytes else dtype
         self.slots, self.draws = rng.fork('slots'), rng.fork('draws')
-        self.register_buffer('x', torch.zeros(R, self.capacity, d, dtype=dtype, **k))
+        self.register_buffer('raw', torch.zeros(R, self.capacity, d, dtype=stored, **k))
         self.register_buffer('y', torch.zeros(R, self.capacity, dtype=torch.int64, **k))
         self.register_buffer('task', torch.zeros(R, self.capacity, dtype=torch.int64, **k))
         self.register_buffer('seen', torch.zeros((), dtype=torch.int64, **k))
@@ -42,7 +44,9 @@ class Memory(nn.Module):
     def __len__(self): return min(self.n, self.capacity)
     def __bool__(self): return True # an empty memory is still a memory
     @property
-    def kept(self): return self.x, self.y, self.task, *(getattr(self, f) for f in self.fields)
+    def kept(self): return self.raw, self.y, self.task, *(getattr(self, f) for f in self.fields)
+    @property
+    def x(self): return decode(self.raw, self.dtype) # a copy, if bytes are kept
     @property
     def tr(self): return self # an undivided memory plays both parts, M^tr and M^val
     @property
@@ -67,12 +71,13 @@ def _arrived(self:Memory, B:int):
 @patch
 def _incoming(self:Memory, block:Block, given:dict)->list:
     "What is kept of the samples of a block, checked: x, y, task and the further fields."
-    (R, _, d), x, y = self.x.shape, block.x, block.y
+    (R, _, d), x, y = self.raw.shape, block.x, block.y
     if x.dim() != 3 or (x.shape[0], x.shape[2]) != (R, d) or y.shape != x.shape[:2]:
         raise ValueError(f'this memory takes x [{R}, B, {d}] and y [{R}, B], but got '
                          f'x {list(x.shape)} and y {list(y.shape)}')
-    task = torch.as_tensor(block.task, device=y.device).expand_as(y)
-    return [x.to(self.x.dtype), y, task, *self._further(y, given, block.extra)]
+    task = block.task if torch.is_tensor(block.task) else torch.full_like(y, block.task)
+    x = encode(x) if self.raw.dtype == torch.uint8 else x.to(self.dtype)
+    return [x, y, task, *self._further(y, given, block.extra)]
 
 @patch
 def _further(self:Memory, y:Tensor, given:dict, extra:dict):
@@ -108,7 +113,7 @@ def take(self:Memory,
 )->Block: # its `task` is a tensor `[R, B]`
     "The samples at these positions, with all their fields."
     x, y, task, *further = (gather(v, idx) for v in self.kept)
-    return Block(x, y, task, dict(zip(self.fields, further)))
+    return Block(decode(x, self.dtype), y, task, dict(zip(self.fields, further)))
 
 @patch
 def sample(self:Memory,
@@ -161,13 +166,13 @@ class SplitMemory(nn.Module):
         d:int, # numbers per sample
         dtype=torch.float32, # of the samples
         kind=Reservoir, # what each part is: `Reservoir` or `KCenter`
-        fields:dict|None=None, # further fields of a sample: name → shape
+        **kept, # fields and bytes: see `Memory`
     ):
         super().__init__()
         if capacity < 2: raise ValueError(f'capacity={capacity}: two parts need at least 2 samples')
         self.capacity, self.sides = int(capacity), rng.fork('sides')
-        self.tr = kind(capacity - capacity//2, rng.fork('tr'), d, dtype, fields)
-        self.val = kind(capacity//2, rng.fork('val'), d, dtype, fields)
+        self.tr = kind(capacity - capacity//2, rng.fork('tr'), d, dtype, **kept)
+        self.val = kind(capacity//2, rng.fork('val'), d, dtype, **kept)
 
     def __len__(self): return len(self.tr) + len(self.val)
     def __bool__(self): return True
@@ -192,11 +197,11 @@ class Ring(Memory):
         rng:Rng, # one sequence per replica
         d:int, # numbers per sample
         dtype=torch.float32, # of the samples
-        fields:dict|None=None, # further fields of a sample: name → shape
+        **kept, # fields and bytes: see `Memory`
     ):
         if min(per_task, tasks) < 1:
             raise ValueError(f'per_task={per_task}, tasks={tasks}: a ring needs at least 1 of each')
-        super().__init__(per_task*tasks, rng, d, dtype, fields)
+        super().__init__(per_task*tasks, rng, d, dtype, **kept)
         self.per_task, self.tasks, self.counts = int(per_task), int(tasks), [0]*tasks
         self.register_buffer('arrived', self.y.new_zeros(tasks)) # the counts, as state
         self.register_buffer('held', self.y.new_zeros(self.capacity), persistent=False) # slots used
@@ -245,21 +250,21 @@ def of_task(self:Ring,
 )->Block: # all samples held of this task
     "The samples of one task, in no particular order."
     s = slice(t*self.per_task, t*self.per_task + min(self.counts[t], self.per_task))
-    return Block(self.x[:, s], self.y[:, s], t, {f: getattr(self, f)[:, s] for f in self.fields})
+    x, y, _, *further = (v[:, s] for v in self.kept)
+    return Block(decode(x, self.dtype), y, t, dict(zip(self.fields, further)))
 
 # %% ../nbs/03_memory.ipynb #c48
 def k_center(
-    x:Tensor, # candidates, `[R, N, d]`
+    dist:Tensor, # distances between the candidates, or their squares, `[R, N, N]`
     k:int, # centres to choose, at most N
     first:Tensor, # the first centre of each replica, `[R]`
 )->Tensor: # positions of the centres in order of choice, `[R, k]`
     "Choose, again and again, the candidate farthest from all centres (Gonzalez, 1985)."
-    at, sq = torch.arange(len(x), device=x.device), x.square().sum(-1)
-    far, chosen = torch.full_like(sq, torch.inf), [first]
+    at = torch.arange(len(dist), device=dist.device)
+    far, chosen = torch.full_like(dist[:, 0], torch.inf), [first]
     for _ in range(k - 1):
         c = chosen[-1]
-        dist = sq + sq[at, c][:, None] - 2*torch.bmm(x, x[at, c][..., None])[..., 0]
-        far = torch.minimum(far, dist)
+        far = torch.minimum(far, dist[at, c])
         far[at, c] = -torch.inf # never twice
         chosen.append(far.argmax(1))
     return torch.stack(chosen, 1)
@@ -267,17 +272,38 @@ def k_center(
 # %% ../nbs/03_memory.ipynb #c52
 class KCenter(Memory):
     "Keeps the samples that cover all samples best: k-center by greedy choice."
-    @torch.no_grad()
-    def add(self,
-        block, # the samples that arrive
-        **fields, # further fields of these samples, by name
-    ):
-        "Choose anew among the samples held and those of `block`."
-        n, B, new = len(self), block.y.shape[1], self._incoming(block, fields)
-        new = [torch.cat([old[:, :n], v], 1) for old, v in zip(self.kept, new)]
-        if n + B > self.capacity:
-            first = self.slots.integers(n or B, 1)[:, 0]
-            idx = k_center(new[0], self.capacity, first)
-            new = [gather(v, idx) for v in new]
-        for old, v in zip(self.kept, new): old[:, :v.shape[1]] = v
-        self._arrived(B)
+    def __init__(self, capacity, rng, d, dtype=torch.float32, **kept): # as in `Memory`
+        super().__init__(capacity, rng, d, dtype, **kept)
+        shape = len(rng.seeds), self.capacity, self.capacity
+        self.register_buffer('dist', torch.zeros(shape, dtype=dtype, device=rng.key.device))
+
+    def distances(self, new:Tensor)->Tensor: # squares, `[R, n + B, n + B]`
+        "Between the samples held and those that arrive, `[R, B, d]` as stored."
+        R, n, B = len(new), len(self), new.shape[1]
+        out = self.dist.new_empty(R, n + B, n + B)
+        for r in range(R):
+            v = decode(new[r], self.dtype)
+            x = torch.cat([decode(self.raw[r, :n], self.dtype), v])
+            sq = x.square().sum(1)
+            out[r, :n, :n] = self.dist[r, :n, :n]
+            out[r, n:] = torch.addmm(sq, v, x.T, alpha=-2) + sq[n:, None]
+            out[r, :n, n:] = out[r, n:, :n].T
+        return out
+
+# %% ../nbs/03_memory.ipynb #c53
+@patch
+@torch.no_grad()
+def add(self:KCenter,
+    block, # the samples that arrive
+    **fields, # further fields of these samples, by name
+):
+    "Choose anew among the samples held and those of `block`."
+    n, B, new = len(self), block.y.shape[1], self._incoming(block, fields)
+    dist = self.distances(new[0])
+    new = [torch.cat([old[:, :n], v], 1) for old, v in zip(self.kept, new)]
+    if n + B > self.capacity:
+        idx = k_center(dist, self.capacity, self.slots.integers(n or B, 1)[:, 0])
+        new, dist = [gather(v, idx) for v in new], gather(gather(dist, idx).mT, idx)
+    for old, v in zip(self.kept, new): old[:, :v.shape[1]] = v
+    self.dist[:, :dist.shape[1], :dist.shape[1]] = dist
+    self._arrived(B)

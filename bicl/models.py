@@ -6,7 +6,7 @@
 __all__ = ['ENGINES', 'alone', 'baddbmm', 'bmm', 'baddbmm_', 'Linear', 'MLP', 'losses', 'accuracy', 'layers_of', 'outputs',
            'errors', 'ones_like', 'weight_grads', 'descend', 'one_hot', 'signals', 'by_name', 'mlp_grads', 'mlp_step',
            'gradients', 'sgd_step', 'Split', 'VerticalMLP', 'split', 'flatten', 'unflatten', 'Replicated',
-           'register_engine', 'engine']
+           'register_engine', 'only', 'engine']
 
 # %% ../nbs/04_models.ipynb #c2
 from contextlib import contextmanager
@@ -396,6 +396,17 @@ def register_engine(
     "Offer a faster implementation of an operation; a later one is preferred."
     ENGINES.setdefault(op, []).append((f, fits))
 
+_only = [] # engines asked for by `only`, the innermost last
+
+@contextmanager
+def only(
+    kind:str, # "torch" (definitions) or "compiled" (an engine or an error)
+):
+    "Within this block all operations use engines of this kind, whatever the settings say."
+    _only.append(kind)
+    try: yield
+    finally: _only.pop()
+
 def engine(
     op:str, # the operation
     model:nn.Module, # what it will work on
@@ -403,6 +414,7 @@ def engine(
     want:str='auto', # "auto", "torch" (the definition) or "compiled" (an engine or an error)
 ):
     "The implementation of an operation to use on this model."
+    want = _only[-1] if _only else want
     found = [f for f, fits in ENGINES.get(op, []) if fits(model)]
     if want == 'compiled' and not found: raise ValueError(
         f'engine="compiled": there is none of {op!r} for {type(model).__name__} on '

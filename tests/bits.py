@@ -6,7 +6,7 @@ import json, sys
 
 import torch
 
-from bicl import baselines, bilevel, compiled, gem, generative, replay # register their methods
+from bicl import baselines, bilevel, compiled, gem, generative, replay, rounds # register their methods
 from bicl.core import digest
 from bicl.learner import METHODS, fit, make_learner
 from bicl.streams import make_stream
@@ -15,7 +15,8 @@ TINY = dict(hidden=16, latent=3, samples=10, drawn=2, epochs=1, batch=25)
 MORE = { # settings that keep it short, or that take another way through the code
     'MER': [dict(batches=2, replayed=5)], 'Joint': [dict(epochs=1)],
     'GEM': [dict(margin=.5), dict(margin=.5, memory=1300)], # pairs, and pixels
-    'BiCL': [dict(), dict(K=3, inner='sgd', inner_lr=.1), dict(split='reversed', rounds=.2)],
+    'BiCL': [dict(), dict(K=3, inner='sgd', inner_lr=.1), dict(outer_loss='max'), # compiled, and not
+             dict(split='reversed', rounds=.2)],
     'ER': [dict(current=3, replayed=2), dict(single=True, average=0, rounds=.2)]}
 
 def moment(method, seeds, settings):

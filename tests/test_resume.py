@@ -216,11 +216,3 @@ def test_progress_bar(stream, capsys):
     fit(Plain(info_of(stream)), stream, block=60, test='seen')
     bar = capsys.readouterr().err
     assert '100%' in bar and '360/360' in bar and 'RA=' in bar and 'tasks=3' in bar
-
-def test_replicas_alone_and_together():
-    "BiCL on seed 101 alone learns what it learns beside seed 100, bit for bit."
-    two, one = small(), small((101,))
-    a, b = (make_learner('BiCL', s, **METHODS['head']) for s in (two, one))
-    for learner, s in ((a, two), (b, one)): fit(learner, s, block=40, test='new', progress=False)
-    for p, q in zip(a.parameters(), b.parameters()): assert p[1].equal(q[0])
-    assert evaluate(a, two)[1].equal(evaluate(b, one)[0])

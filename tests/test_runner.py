@@ -18,10 +18,15 @@ import psutil
 import pytest
 import toys
 
+import nbformat.v4 as nbf
+from nbclient import NotebookClient
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+
 import bicl.runner
+from bicl.commands import bicl_run
 from bicl.jobs import Job, finish, finished, load_grid, read_result, result_path, result_rows, scratch
 from bicl.learner import fit
-from bicl.runner import bicl_run, execute, remote, run_jobs
+from bicl.runner import Kernels, execute, remote, run_jobs
 
 HERE = Path(__file__).parent
 GRID = '''
@@ -72,7 +77,7 @@ def write_quiet(job, out):
 def start(grid, out, *more):
     "The command, in a process of its own (written out, so that it need not be installed)."
     script = grid.with_name('bicl_run.py')
-    script.write_text('import sys\nfrom bicl.runner import bicl_run\nsys.exit(bicl_run())\n')
+    script.write_text('import sys\nfrom bicl.commands import bicl_run\nsys.exit(bicl_run())\n')
     return subprocess.Popen([sys.executable, str(script), str(grid), '--out', str(out), '--jobs', '1', *more],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -144,6 +149,19 @@ def test_unknown_grid(tmp_path, capsys):
     assert not (tmp_path/'out').exists()
 
 
+@pytest.mark.parametrize('flag, word', [('--help', '--scheduler'), ('--list', 'table1'), ('--seeds=1', 'which grid?')])
+def test_small_questions_are_answered_at_once(tmp_path, flag, word):
+    "Nothing that takes seconds is imported before it is needed."
+    (tmp_path/'bicl_run.py').write_text("""
+import atexit, sys
+from bicl.commands import bicl_run
+atexit.register(lambda: print(sorted({'torch', 'pandas', 'numba', 'numpy'} & set(sys.modules))))
+bicl_run()
+""")
+    done = subprocess.run([sys.executable, str(tmp_path/'bicl_run.py'), flag], capture_output=True, text=True)
+    assert word in done.stdout + done.stderr and done.stdout.endswith('[]\n'), done
+
+
 def test_folder_that_cannot_be_written(tmp_path, capsys, grid):
     (tmp_path/'file').write_text('in the way')
     assert bicl_run(grid=str(grid), out=str(tmp_path/'file'/'out')) == 2
@@ -179,6 +197,90 @@ runs:
     assert not list((out/'checkpoints').glob('*.lock'))
 
 
+# ---- warm kernels
+
+NO_GPU = """
+import torch
+def asked(*a): raise AssertionError('CUDA was asked before the fork')
+torch._C._cuda_getDeviceCount = torch._C._cuda_init = torch.cuda._lazy_init = asked
+"""
+
+
+@pytest.fixture(scope='module')
+def kernels(tmp_path_factory):
+    """Kernels that are forked from one process. A process that has spoken to CUDA cannot be forked, so this one
+    dies if anything that it imports asks even whether there is a GPU."""
+    folder = tmp_path_factory.mktemp('zygote')
+    (folder/'sitecustomize.py').write_text(NO_GPU)
+    k = Kernels(dict(OMP_NUM_THREADS='2', PYTHONPATH=f'{folder}{os.pathsep}{HERE}'), folder/'log')
+    yield k
+    k.close()
+
+
+def talk(kernels, *cells, env=(), **how):
+    "What each cell says in a kernel of its own."
+    nb = nbf.new_notebook(cells=[nbf.new_code_cell(c) for c in cells])
+    NotebookClient(nb, kernel_name='python3', kernel_manager_class=kernels.manager(dict(env)), **how).execute()
+    return [''.join(o.get('text', o.get('ename', '')) for o in c.outputs) for c in nb.cells]
+
+
+def is_gone(pid, seconds=20): until(lambda: not psutil.pid_exists(int(pid)), seconds); return True
+
+
+SEES = """import os, sys
+print(os.getpid(), os.getppid(), 'bicl.jobs' in sys.modules, 'torchvision' in sys.modules, os.getpgid(0) == os.getpid())"""
+
+
+def test_a_kernel_is_forked_clean_and_has_its_own_environment(kernels):
+    "Nothing was computed before the fork: one thread, no GPU asked; each kernel gets the environment of its place."
+    slot = dict(CUDA_VISIBLE_DEVICES='3', BICL_PLUGINS='toys', SLOT='a')
+    own, about, gpu = talk(kernels, SEES, 'print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLOT"], os.environ["BICL_PLUGINS"])',
+        'import torch; print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork(), torch.get_num_threads())', env=slot)
+    pid, parent, *rest = own.split()
+    assert int(parent) == kernels.proc.pid and rest == ['True', 'False', 'True']
+    assert psutil.Process(int(parent)).num_threads() == 1
+    assert about == '3 a toys\n' and gpu == 'False False 2\n'
+    assert is_gone(pid)
+    assert talk(kernels, SEES + '; print("SLOT" in os.environ)')[0].endswith('False\n') # not for the next one
+
+
+def test_interrupt_timeout_and_crash_of_a_kernel(kernels):
+    said = talk(kernels, SEES, 'import time; time.sleep(99)', 'print("still here")', timeout=2,
+                interrupt_on_timeout=True, allow_errors=True)
+    assert said[1:] == ['KeyboardInterrupt', 'still here\n'] and is_gone(said[0].split()[0])
+    with pytest.raises(CellTimeoutError): talk(kernels, 'import time; time.sleep(99)', timeout=1)
+    with pytest.raises(DeadKernelError): talk(kernels, 'import os; os.kill(os.getpid(), 9)')
+    assert not psutil.Process(kernels.proc.pid).children() # none is left, dead or alive
+
+
+def test_kernels_do_not_outlive_those_they_belong_to(kernels):
+    "The process that forks is killed: its kernel follows, and the next one is forked by a new process."
+    with pytest.raises(DeadKernelError): talk(kernels, SEES, 'os.kill(os.getppid(), 9)', 'import time; time.sleep(99)')
+    assert is_gone(kernels.all[-1].pid) and kernels.proc.wait() == -9
+    assert talk(kernels, 'print(1)') == ['1\n'] and kernels.proc.poll() is None
+    with pytest.raises(DeadKernelError): # the runner is gone: the pipe ends, and all with it
+        nb = nbf.new_notebook(cells=[nbf.new_code_cell('import time; time.sleep(99)')])
+        client = NotebookClient(nb, kernel_name='python3', kernel_manager_class=kernels.manager({}))
+        client.on_cell_execute = lambda **_: kernels.proc.stdin.close()
+        client.execute()
+    assert is_gone(kernels.all[-1].pid)
+    kernels.proc.wait()
+
+
+def test_without_forks_there_are_ordinary_kernels(kernels, monkeypatch, tmp_path):
+    "On another system, or if the process that forks cannot start."
+    monkeypatch.setattr(Kernels, 'start', lambda self: setattr(self, 'proc', subprocess.Popen(
+        [sys.executable, '-c', ''], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)))
+    broken = Kernels({}, tmp_path/'log')
+    monkeypatch.setattr(sys, 'platform', 'somewhere')
+    elsewhere = Kernels({}, tmp_path/'log')
+    assert elsewhere.proc is None
+    for k in (broken, elsewhere):
+        pid, parent, *_ = talk(k, SEES + '; print(os.environ["SLOT"])', env=dict(SLOT='b'))[0].split()
+        assert int(parent) == os.getpid() and is_gone(pid)
+        k.close()
+
+
 # ---- aimed kills: the moments that hurt
 
 def doomed(job, out):
@@ -198,12 +300,14 @@ def test_killed_between_rows_and_notebook(tmp_path):
     assert not path.with_suffix('.ipynb').exists() and not finished(JOB, tmp_path)
     assert scratch(JOB, tmp_path, '.safetensors').exists()
     path.write_bytes(path.read_bytes()[:len(path.read_bytes()) // 2])
+    (tmp_path/'checkpoints'/f'.{JOB.name}.safetensors.x1.tmp').touch() # killed while it wrote, the time before
     again = run_jobs([JOB], tmp_path, plugins=['toys'], quiet=True).iloc[0]
     assert again.status == 'ran' and 'damaged' in again.note
     assert read_result(path).train_seconds[0] == rows.train_seconds[0] # it was not trained again
     assert timeless(read_result(path)).equals(timeless(rows)) and finished(JOB, tmp_path)
     notebook = path.with_suffix('.ipynb').read_text()
     assert 'injected-parameters' in notebook and str(tmp_path) not in notebook and len(notebook) < 100_000
+    assert not leftovers(tmp_path)
 
 
 def test_litter_is_swept_at_the_next_start(tmp_path):
@@ -212,8 +316,13 @@ def test_litter_is_swept_at_the_next_start(tmp_path):
     for suffix in ('.safetensors', '.json', '.ipynb', '.lock'):
         scratch(JOB, tmp_path, suffix).parent.mkdir(exist_ok=True)
         scratch(JOB, tmp_path, suffix).touch()
+    half = [tmp_path/'checkpoints'/f'.{JOB.name}.safetensors.x1_y2.tmp', tmp_path/'runs'/f'.{JOB.name}.ipynb.x3.tmp',
+            tmp_path/'runs'/f'.{JOB.name}.parquet.x4.tmp'] # written when the kill came
+    for p in half: p.touch()
+    other = tmp_path/'runs'/'.another_run.parquet.x5.tmp' # perhaps being written
+    other.touch()
     assert run_jobs([JOB], tmp_path, quiet=True).status[0] == 'skipped'
-    assert not leftovers(tmp_path)
+    assert not leftovers(tmp_path) and not any(p.exists() for p in half) and other.exists()
     for content in ('{"cells": [', None):
         note = result_path(JOB, tmp_path).with_suffix('.ipynb')
         note.write_text(content) if content else note.unlink()

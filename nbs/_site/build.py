@@ -15,10 +15,10 @@ NBS = ROOT/'nbs'
 SOURCE = ROOT/'build'/'docs' # what Sphinx reads: notebooks and reports as they are shown
 
 PARTS = { # the book: part → numbers of its chapters
-    'I The world': range(0, 4), 'II The method': range(4, 11), 'III The rivals': range(11, 16),
-    'IV The other half': range(16, 18), 'V The study': range(18, 23)}
+    'I The world': range(0, 4), 'II The method': range(4, 11), 'III The rivals': range(11, 18),
+    'IV The other half': range(18, 20), 'V The study': range(20, 26)}
 FIRST = { # what comes first in its folder; the rest by name
-    'pages': ('table1', 'ablations', 'generative', 'search', 'speed'), 'tutorials': ('quickstart',)}
+    'pages': ('table1', 'ablations', 'generative', 'search', 'speed', 'gpu'), 'tutorials': ('quickstart',)}
 
 def chapters(part):
     "The chapters of a part of the book."
@@ -151,13 +151,12 @@ def split(cell):
     empty = 'remove-input' in cell.metadata.tags and not cell.outputs
     return [cell][empty:] + [nbformat.v4.new_markdown_cell(t) for t in texts]
 
-def add_notebook(path, names, more=''):
+def add_notebook(path, names):
     "Copy a notebook as the site shows it."
     nb = nbformat.read(path, 4)
     nb.cells = [part for c in shown(nb) for part in split(c)]
     for c in nb.cells:
         if c.cell_type == 'markdown': c.source = link_names(c.source, names)
-    if more: nb.cells.append(nbformat.v4.new_markdown_cell(more))
     out = SOURCE/path.relative_to(ROOT)
     out.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, out)
@@ -204,8 +203,8 @@ def add_reports():
         for name, page in instead.items():
             old, new = (f']({posixpath.relpath(x, here)})' for x in (name, page))
             text = text.replace(old, new)
-        put(path, text)
-    return sorted(p.relative_to(SOURCE).with_suffix('').as_posix() for p in out.rglob('*.md'))
+        # pages link to these; in the sidebar they would be a second list of results
+        put(path, f'---\norphan: true\n---\n\n{text}' if path.suffix == '.md' else text)
 
 def toctree(caption, entries):
     head = f':caption: {caption}\n' if caption else ''
@@ -215,13 +214,9 @@ def add_all():
     "Lay out everything that Sphinx reads."
     shutil.rmtree(SOURCE, ignore_errors=True)
     SOURCE.mkdir(parents=True)
-    names, src = public_names(), ROOT/'reports'
-    tables = sorted(p for p in src.rglob('*.md') if p.relative_to(ROOT).as_posix() not in versions())
-    below = toctree('', ['../../' + p.relative_to(ROOT).with_suffix('').as_posix() for p in tables])
-    results = [add_notebook(p, names, below if p.stem == 'table1' else '')
-               for p in notebooks('pages')]
-    tutorials, experiments = ([add_notebook(p, names) for p in notebooks(d)]
-                              for d in ('tutorials', 'experiments'))
+    names = public_names()
+    results, tutorials, experiments = ([add_notebook(p, names) for p in notebooks(d)]
+                                       for d in ('pages', 'tutorials', 'experiments'))
     book = [(part, [f'{p.stem[:2]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters(part)])
             for part in PARTS]
     add_files()

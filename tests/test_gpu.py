@@ -1,0 +1,246 @@
+"""On a GPU: every method runs there, waits for it only where that is meant, and finds what the CPU finds.
+
+There is no GPU here: pretend.py plays one, with torch's own rules for mixing devices. What only a real one can
+tell is said on the page nbs/pages/gpu.ipynb. The CPU computes with the readable definitions, without engines.
+
+    python tests/test_gpu.py        write reports/gpu.csv, from which that page is made
+"""
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from bits import MORE, TINY
+from pretend import ACTIVE, Mixed, launches, pretend, watched
+from torch import nn
+
+from bicl import baselines, bilevel, compiled, gem, generative, replay, vae  # noqa: F401  (they register)
+from bicl.checkpoint import check_learner
+from bicl.core import Rng, pick_device
+from bicl.hypergrad import HYPERGRADIENTS, Options, Replayed, StaticRound
+from bicl.jobs import Job, result_rows
+from bicl.learner import METHODS, find_method, fit, info_of, make_learner
+from bicl.models import MLP, Replicated, only
+from bicl.solvers import SGD, GraphAdam
+from bicl.streams import make_stream
+
+OURS = [m for m in METHODS if METHODS[m].cls.__module__.startswith('bicl.')]
+BICL = [dict(hypergradient=h, split=s, rounds=.2) for h in HYPERGRADIENTS for s in ('head', 'reversed', 'vertical')]
+BICL += [dict(K=3), dict(inner='sgd', K=2), dict(outer='adam', separate=True), dict(outer_loss='max', store='ring'),
+         dict(outer_loss='softmax', store='k-center', bisection='fixed', beta_lam=.5, beta_w=.5, average=0),
+         dict(weight_decay=1e-4, average=10)]
+CASES = {m: MORE.get(m, [{}]) for m in OURS} | {
+    'BiCL': BICL, 'Online': [dict(batch=4, passes=2)], 'EWC': [{}, dict(online=True, decay=.9)],
+    'GEM': [dict(margin=.5), dict(batch=4)],
+    'MER': [dict(batches=2, replayed=2, gamma=.5), dict(batches=2, replayed=2, algorithm=6, engine='torch')]}
+SHORT = dict(hidden=(20, 20))
+
+# Waits of the host in `observe`: at most one of each per block, none per round, step or sample.
+PER_BLOCK = {
+    'baselines.sgd_torch': 'which of the steps of a block are full',
+    'memory.Ring._list_held': 'the list of slots in use, made by the host as long as a task is filling its own',
+    'gem.shares': 'how many slots of each task are in use, counted by the host',
+    'generative.shelves': 'does the memory hold a sample of every task?'}
+# … and outside of it, at the end of a task and when testing.
+PER_TASK = {
+    'learner.Watch.check': 'is every number finite?',
+    'learner.evaluate': 'the accuracies',
+    'vae.log_likelihood': 'the log-weights of all samples, once per replica',
+    'generative.NaiveVAE.score': 'the pictures that were drawn',
+    'core.Rng.__init__': 'the keys of a random sequence',
+    'streams.rotate': 'which pixels a rotation mixes', 'streams.Permute.__call__': 'the order of the pixels'}
+
+def short_stream(method, device, **kw):
+    draws = issubclass(METHODS[method].cls, generative.NaiveVAE)
+    s = make_stream('mnist-classes' if draws else 'mnist-permutations', [0, 1], tasks=2, per_task=12, device=device, **kw)
+    if draws: s.held = [h[:, :2] for h in s.held]
+    else: s.test_x, s.test_y = s.test_x[:40], s.test_y[:40]
+    return s, TINY | dict(samples=8, batch=3, drawn=2) if draws else SHORT
+
+def trained(method, settings, device, **kw):
+    "A learner after two short tasks, its run, and what was waited for: in each block, and in all."
+    s, small = short_stream(method, device, **kw)
+    learner, waits = make_learner(method, s, preset=False, **dict(memory=8) | small | settings), []
+    if not ACTIVE: return learner, fit(learner, s, block=6, test='new', progress=False), waits
+    observe = learner.observe
+    def watch(block):
+        with watched() as log: out = observe(block)
+        waits.append(log.syncs)
+        return out
+    learner.observe = watch
+    with watched() as log: run = fit(learner, s, block=6, test='new', progress=False)
+    return learner, run, [*waits, log.syncs]
+
+def tensors(learner): return {k: v.detach().cpu() for k, v in learner.state_dict().items() if torch.is_tensor(v)}
+
+def difference(ours, theirs):
+    "The largest difference between tensors of the same names, relative if they are large."
+    pairs = [(ours[k], v) for k, v in theirs.items() if v.is_floating_point() and v.numel()]
+    return max(((a - b).abs()/(1 + b.abs())).nan_to_num(0).max().item() for a, b in pairs)
+
+def on_the_cpu(method, settings):
+    "What the definitions find there."
+    with only('torch'), patch.object(vae, 'bernoulli', lambda l, x: vae.pixels(l.mT, x)):
+        learner, run, _ = trained(method, settings, 'cpu')
+    return tensors(learner) | dict(accuracy=run.accuracy)
+
+# ---- every method
+
+@pytest.mark.parametrize('method, settings', [(m, s) for m in OURS for s in CASES[m]],
+                         ids=lambda v: v if isinstance(v, str) else ' '.join(f'{k}={x}' for k, x in v.items()))
+def test_a_method_on_a_gpu(method, settings):
+    "No mixed devices, no double precision, no wait in a round, a step or a sample loop, and the CPU's numbers."
+    with pretend('cuda', double=False):
+        learner, run, (*blocks, total) = trained(method, settings, 'cuda')
+        for seen in blocks:
+            assert not [(at, n) for (at, _), n in seen.items() if n > (at in PER_BLOCK)], seen
+        assert not [at for at, _ in total if at not in PER_BLOCK | PER_TASK], total
+        assert run.device == 'cuda' and all(p.device.type == 'cuda' for p in learner.parameters())
+        ours = tensors(learner) | dict(accuracy=run.accuracy)
+    assert difference(ours, on_the_cpu(method, settings)) < 1e-5
+
+@pytest.mark.parametrize('method', ['BiCL', 'GEM'])
+def test_on_apple(method):
+    "An MPS device has no double precision, and the run says where it was."
+    with pretend('mps'):
+        assert pick_device('auto').type == 'mps'
+        _, run, _ = trained(method, {}, 'mps')
+        assert run.device == 'mps'
+
+def test_rotations_and_a_network_of_ones_own():
+    with pretend(double=False):
+        s = make_stream('mnist-rotations', [0, 1], tasks=2, per_task=12, device='cuda')
+        s.test_x, s.test_y = s.test_x[:40], s.test_y[:40]
+        info, own = info_of(s), lambda: nn.Sequential(nn.Linear(784, 8), nn.Tanh(), nn.Linear(8, 10))
+        settings = bilevel.BiCLSettings(memory=8, rounds=.3)
+        learner = bilevel.BiCL(info, settings, model=Replicated(own, Rng(s.seeds, 'own', 'cuda')))
+        learner.observe(next(iter(s.blocks(0, size=6))))
+        fit(make_learner('ER', s, memory=8), s, block=6, test='new', progress=False)
+
+@pytest.mark.parametrize('method', ['BiCL', 'EWC'])
+def test_stopped_and_resumed_on_a_gpu(method):
+    with pretend():
+        s, small = short_stream(method, 'cuda')
+        check_learner(lambda: make_learner(method, s, preset=False, memory=8, **small), s, block=6)
+
+# ---- which device
+
+def test_the_compiled_engine_is_refused_by_name():
+    with pretend():
+        s, _ = short_stream('MER', 'cuda')
+        with pytest.raises(ValueError, match='engine="compiled".*mer.*cuda'):
+            make_learner('MER', s, memory=8, engine='compiled').observe(next(iter(s.blocks(0, size=2))))
+
+def test_auto_chooses_per_method():
+    "A step on one sample is too little for a GPU; rounds of all replicas are not. A device that is named is taken."
+    small = {'stream.tasks': 1, 'stream.per_task': 12}
+    kind = lambda m, device='auto': Job('mnist-permutations', m, 8, (0,), device=device, settings=small).make()[1].device.type
+    with pretend():
+        assert {m: kind(m) for m in ('Online', 'EWC', 'MER', 'BiCL', 'ER', 'GEM')} == dict(
+            Online='cpu', EWC='cpu', MER='cpu', BiCL='cuda', ER='cuda', GEM='cuda')
+        assert kind('Online', 'cuda') == 'cuda' and kind('BiCL', 'cpu') == 'cpu'
+    assert kind('BiCL') == pick_device().type and find_method('Independent').device == 'cpu'
+
+def test_rows_say_the_kind_of_device():
+    with pretend():
+        job = Job('mnist-permutations', 'ER', 8, (0, 1), device='cuda:0', preset=False,
+                  settings={'stream.tasks': 2, 'stream.per_task': 12, 'hidden': [5]})
+        learner, s = job.make()
+        s.test_x, s.test_y = s.test_x[:40], s.test_y[:40]
+        run = fit(learner, s, progress=False)
+    assert set(result_rows(job, run).device) == {'cuda'}
+
+# ---- a recorded round
+
+def plan(seed, R=2, b=8, d=12):
+    "Two pools of samples, and which rows of them the rounds of a block use."
+    rng = Rng(range(seed, seed + R), 'plan')
+    for N, k in ((30, 5), (40, 7)):
+        rows = rng.integers(N, b, k) + N*torch.arange(R)[:, None, None]
+        yield rng.uniform(N, d).flatten(0, 1), rng.integers(5, N).flatten(), rows.transpose(0, 1).flatten(1)
+
+@pytest.mark.parametrize('how', [Options(), Options(K=2, outer='max'), Options(method='first-order')], ids=str)
+@pytest.mark.parametrize('inner', [GraphAdam(.01), SGD(.1)], ids=str)
+def test_a_round_is_recorded_once_and_replayed(how, inner):
+    "The graph of the fourth round does all later ones, of this block and of the next; it costs one launch."
+    def rounds(device):
+        model = MLP(Rng(range(2), 'net', device), (12, 8, 8, 5))
+        static = StaticRound(model, [[t.to(device) for t in p] for p in plan(0)], 6, inner, how)
+        step = Replayed(static, torch.device(device))
+        for block in range(2):
+            static.load([[t.to(device) for t in p] for p in plan(10*block)], static.state | dict(step=8*block*how.K))
+            for i in range(8): step()
+        if device == 'cuda':
+            static.i.zero_()
+            with watched() as log: step()
+            assert step.graph and log.launches == 1 and not log.syncs
+        else:
+            static.i.zero_(); step()
+        return tensors(model) | dict(loss=static.last.outer_loss.cpu())
+    cpu = rounds('cpu')
+    with pretend(): assert difference(rounds('cuda'), cpu) < 1e-5
+
+def test_a_wait_cannot_be_recorded():
+    with pretend():
+        x = torch.ones(3, device='cuda')
+        again = Replayed(lambda: x.add_(x.sum().item()), x.device, warm=0)
+        with pytest.raises(RuntimeError, match='recorded'): again()
+
+# ---- the pretend device itself
+
+def test_what_the_pretend_device_notices():
+    with pretend() as gpu, watched() as log:
+        a, b = torch.ones(3, device='cuda'), torch.ones(3)
+        assert a.device == gpu.kind and (a + 1).is_cuda and not a.is_cpu and b.is_cpu and a.new_zeros(2).is_cuda
+        assert (a + torch.tensor(2.)).is_cuda  # a number may come from the host
+        for mixed in (lambda: a + b, lambda: torch.cat([a, b]), lambda: b[a.long()], lambda: torch.addmm(b, a[None], b[:, None])):
+            with pytest.raises(Mixed): mixed()
+        with pytest.raises(TypeError, match='numpy'): a.numpy()
+        assert not log.syncs and 0 < log.launches < 12
+        for wait in (lambda: a.sum().item(), lambda: bool(a.any()), lambda: a[a > 0], lambda: a.nonzero(), lambda: a.cpu(),
+                     lambda: b.to('cuda'), lambda: torch.tensor([1.], device='cuda'), lambda: a.copy_(b), lambda: a.tolist(),
+                     lambda: a[torch.tensor([0])], lambda: b.copy_(a)):
+            before = sum(log.syncs.values())
+            wait()
+            assert sum(log.syncs.values()) > before
+        torch.ones(1, device='cuda', dtype=torch.float64)
+    with pretend('mps'), pytest.raises(TypeError, match='float64'): torch.ones(1, device='mps').double()
+
+# ---- the page
+
+TABLE = Path(__file__).resolve().parent.parent/'reports'/'gpu.csv'
+
+def counted(method):
+    "Operators and waits for one more sample; generative methods: for one more batch of three."
+    if 'Joint' in method: return None, None # all of its training belongs to the first block
+    _, small = short_stream(method, 'cpu')
+    if small is SHORT: return launches(method, (1, 2) if method == 'MER' else (10, 20), preset=False)
+    return tuple(3*n for n in launches(method, (6, 12), 'mnist-classes', preset=False, **small))
+
+def checked(method):
+    "The largest difference from the CPU of all cases, and the waits per block where there are most."
+    far, waits = 0., 0
+    for settings in CASES[method]:
+        with pretend('cuda', double=False):
+            learner, run, (*blocks, _) = trained(method, settings, 'cuda')
+            ours = tensors(learner) | dict(accuracy=run.accuracy)
+        far = max(far, difference(ours, on_the_cpu(method, settings)))
+        waits = max([waits, *(sum(b.values()) for b in blocks)])
+    return len(CASES[method]), far, waits
+
+def rows():
+    "What the page shows, a row per method."
+    import pandas as pd
+    out = [(m, METHODS[m].order, *checked(m), *counted(m), METHODS[m].device) for m in OURS]
+    with only('torch'): out.append(('BiCL', 70, None, None, None, *counted('BiCL'), 'not recorded'))
+    names = 'method order cases difference waits_per_block operators waits device'
+    return pd.DataFrame(out, columns=names.split()).sort_values('order')
+
+def test_the_page_says_what_is_counted():
+    import pandas as pd
+    table = pd.read_csv(TABLE)
+    assert set(table.method) == set(OURS) and (table.difference.dropna() < 1e-5).all()
+    for m, row in table[table.device != 'not recorded'].set_index('method').loc[['BiCL', 'ER']].iterrows():
+        assert counted(m) == (row.operators, row.waits), 'run python tests/test_gpu.py'
+
+if __name__ == '__main__': rows().to_csv(TABLE, index=False, float_format='%.6g')
