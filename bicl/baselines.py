@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 
 from .core import Settings, within
-from .learner import Averaged, Learner, network, register_method
+from .learner import Averaged, Learner, Networked, network, register_method
 from .memory import Ring
 from .models import MLP, bmm, engine, gradients, layers_of, sgd_step, signals
 from .streams import gather
@@ -64,17 +64,14 @@ class OnlineSettings(Settings):
     init:str=within('xavier', among=('xavier', 'torch')) # of the weights
 
 # %% ../nbs/11_baselines.ipynb #c13
-class Online(Learner):
+class Online(Networked):
     "Plain SGD on each arriving sample."
     def __init__(self, info, settings=None, model=None):
-        super().__init__(info, settings or OnlineSettings())
-        self.model = model or network(info, self.settings, self.rng('init'))
+        super().__init__(info, settings or OnlineSettings(), model)
 
     def observe(self, block):
         s = self.settings
         sgd(self.model, block.x, block.y, arrivals(block, s.batch, s.passes), s.lr)
-
-    def predict(self, x, t): return self.model(x)
 
 register_method('Online', Online, OnlineSettings, version=1, order=10, device='cpu',
                 color='#949494', marker='v')
@@ -223,16 +220,14 @@ class EWCSettings(Settings):
     init:str=within('xavier', among=('xavier', 'torch')) # of the weights
 
 # %% ../nbs/11_baselines.ipynb #c34
-class EWC(Learner):
+class EWC(Networked):
     "Elastic weight consolidation."
     def __init__(self, info, settings=None, model=None):
         s = settings or EWCSettings()
-        super().__init__(info, s)
-        self.model, self.t = model or network(info, s, self.rng('init')), 0
-        self.recent = Ring(min(s.samples, info.n), info.T, self.rng('memory'), info.d, info.dtype)
-        self.springs = Springs(self.model.parameters())
-
-    def predict(self, x, t): return self.model(x)
+        super().__init__(info, s, model)
+        self.springs, self.t = Springs(self.model.parameters()), 0
+        self.recent = Ring(min(s.samples, info.n), info.T, self.rng('memory'), info.d, info.dtype,
+                           bytes=info.bytes)
     def get_extra_state(self): return torch.tensor(self.t)
     def set_extra_state(self, t): self.t = int(t)
 

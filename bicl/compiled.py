@@ -10,7 +10,6 @@ __all__ = ['Signals', 'Past', 'FEW', 'can_compile', 'weights_of', 'net_of', 'cop
            'with_one', 'make_past', 'past_steps', 'gem_compiled']
 
 # %% ../nbs/15_compiled.ipynb #c2
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from .arithmetic import (BLOCK, Weights, add_outer, add_products, add_rows, add_times, aligned, blocks,
                            compiled, compress, copy, empty_pool, inner, layer,
                            list_samples, make_pool, make_weights, multiply, natural,
-                           pad, pull_back, unpad, wide)
+                           pad, pull_back, record, unpad, wide)
 from .core import allowed_threads, one_thread
 from .gem import shares, solve_dual
 from .models import MLP, register_engine
@@ -56,7 +55,7 @@ def copy_back(net:Weights, model:MLP, r:int):
     for l, (W, b) in enumerate(zip(*weights_of(model, r))): unpad(layer(net, l), W, b)
 
 # %% ../nbs/15_compiled.ipynb #c8
-Signals = namedtuple('Signals', 'h idx val n row list') # n: `[L, B]`; positions by layer
+Signals = record('bicl.compiled', 'Signals', 'h idx val n row list') # n: `[L, B]`; positions by layer
 
 def make_signals(batch:int, net:Weights)->Signals:
     "Room for one batch under way."
@@ -248,7 +247,7 @@ def mer_compiled(learner, block):
 register_engine('mer', mer_compiled, can_compile)
 
 # %% ../nbs/15_compiled.ipynb #c35
-Past = namedtuple('Past', [
+Past = record('bicl.compiled', 'Past', [
     'rows', 'columns', # lists of the pictures of the past, and of their transposes, task by task
     'few', 'near', # lists of their products, if they are few; else `near` are the `columns`
     'G', 'at', 'size', # gradients of the past tasks; by layer: position, and numbers per task; rest

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .baselines import arrivals, sgd
 from .core import Rng, Settings, one_thread, within
-from .learner import Learner, network, register_method
+from .learner import Networked, register_method
 from .memory import Ring
 from .models import (MLP, alone, bmm, engine, flatten, gradients, layers_of, mlp_grads,
                          register_engine, signals, unflatten)
@@ -95,7 +95,7 @@ def ring_for(info, s, rng:Rng)->Ring:
     n = getattr(s, 'per_task', 0) or s.memory//info.T
     if n < 1: raise ValueError(f'memory={s.memory} is smaller than the number of tasks, {info.T}: '
                                'every task needs at least one sample of its own')
-    return Ring(min(n, info.n), info.T, rng, info.d, info.dtype)
+    return Ring(min(n, info.n), info.T, rng, info.d, info.dtype, bytes=info.bytes)
 
 # %% ../nbs/13_gem.ipynb #c20
 def gem_torch(
@@ -115,12 +115,11 @@ def gem_torch(
             torch._foreach_add_(list(params.values()), list(g.values()), alpha=-s.lr)
 
 # %% ../nbs/13_gem.ipynb #c22
-class GEM(Learner):
+class GEM(Networked):
     "Gradient episodic memory."
     def __init__(self, info, settings=None, model=None):
         s = settings or GEMSettings()
-        super().__init__(info, s)
-        self.model = model or network(info, s, self.rng('init'))
+        super().__init__(info, s, model)
         self.memory, self.known = ring_for(info, s, self.rng('memory')), (None, None)
         self.register_load_state_dict_post_hook(lambda self, _: self.forget())
 
@@ -136,8 +135,6 @@ class GEM(Learner):
         if block.task: engine('gem', self.model, gem_torch)(self, block)
         else: sgd(self.model, block.x, block.y, arrivals(block, s.batch), s.lr)
         self.memory.add(block)
-
-    def predict(self, x, t): return self.model(x)
 
 register_method('GEM', GEM, GEMSettings, version=1, order=40, color='#de8f05', marker='s')
 
@@ -298,15 +295,12 @@ class AGEMSettings(Settings):
     hidden:tuple=within((100, 100), low=1) # widths of the hidden layers
     init:str=within('xavier', among=('xavier', 'torch')) # of the weights
 
-class AGEM(Learner):
+class AGEM(Networked):
     "GEM with a single constraint."
     def __init__(self, info, settings=None, model=None):
         s = settings or AGEMSettings()
-        super().__init__(info, s)
-        self.model = model or network(info, s, self.rng('init'))
+        super().__init__(info, s, model)
         self.memory = ring_for(info, s, self.rng('memory'))
-
-    def predict(self, x, t): return self.model(x)
 
 # %% ../nbs/13_gem.ipynb #c44
 @patch

@@ -10,14 +10,12 @@ __all__ = ['WIDTH', 'TILE', 'Lists', 'Net', 'Feed', 'Work', 'Rule', 'SPARSE', 'B
            'narrow', 'bicl_fits', 'bicl_compiled', 'er_compiled']
 
 # %% ../nbs/16_rounds.ipynb #c2
-from collections import namedtuple
-
 import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .arithmetic import compiled
+from .arithmetic import compiled, record
 from .bilevel import BiCL
 from .compiled import can_compile, each_replica, weights_of
 from .learner import EVERY
@@ -85,7 +83,8 @@ def row_dots(Z, H, w, C):
             Z[s, i], Z[s+1, i], Z[s+2, i], Z[s+3, i] = za, zb, zc, zd
 
 # %% ../nbs/16_rounds.ipynb #c13
-Lists = namedtuple('Lists', 'start stop idx val') # list i has the entries start[i] … stop[i] - 1
+# list i has the entries start[i] … stop[i] - 1
+Lists = record('bicl.rounds', 'Lists', 'start stop idx val')
 
 def make_lists(n:int, entries:int, dtype)->Lists:
     "Room for `n` lists with together at most so many entries."
@@ -140,13 +139,13 @@ def take_inputs(x, value, ids, out):
             for j in range(a.shape[0]): to[j] = a[j]
 
 # %% ../nbs/16_rounds.ipynb #c21
-Net = namedtuple('Net', 'n Ws bs w m v')
-Feed = namedtuple('Feed', [
+Net = record('bicl.rounds', 'Net', 'n Ws bs w m v')
+Feed = record('bicl.rounds', 'Feed', [
     'ids', # which samples a round uses, `[b, S]` (-1: absent)
     'lists', 'x', 'value', # all samples as lists; or as they are, `[N, d]`, and what their bytes mean
     'y', # labels, `[b, S]` (-1: absent)
     'goal', 'pull']) # outputs to be matched `[b, S, C or 0]`, and how strongly `[S]`
-Work = namedtuple('Work', [
+Work = record('bicl.rounds', 'Work', [
     'X', # inputs of a round, `[S, d]`; d = 0 if they are lists
     'H', 'D', # outputs and errors of the hidden layers, `[L, S, WIDTH]`
     'Z', 'P', 'E', # logits `[S, C]`; probabilities and errors of all steps `[K + 1, S, C]`
@@ -247,7 +246,7 @@ def curvature(Z, P, y, C, goal, pull):
         for c in range(C): Z[s, c] = share*P[s, c]*(Z[s, c] - mean) + more*Z[s, c]
 
 # %% ../nbs/16_rounds.ipynb #c30
-Rule = namedtuple('Rule', [
+Rule = record('bicl.rounds', 'Rule', [
     'K', 'lr', # inner steps; outer step size
     'adam', 'kappa', 'eps', 'b1', 'b2', # the inner solver; κ and cε of every step
     'back', 'eta']) # 0: first-order, 1: through ADAM, 2: through gradient descent with step size eta
