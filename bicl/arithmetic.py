@@ -6,7 +6,8 @@
 __all__ = ['FAST', 'HOW', 'MANY', 'Weights', 'Pool', 'BLOCK', 'LISTED', 'exported', 'record', 'compiled', 'Lanes', 'LanesModel',
            'on_lanes', 'fetch', 'put', 'plus', 'dot', 'bump', 'natural', 'compress', 'wide', 'add_rows', 'pull_back',
            'add_outer', 'aligned', 'copy', 'inner', 'add_times', 'make_weights', 'layer', 'pad', 'unpad',
-           'list_samples', 'empty_pool', 'make_pool', 'blocks', 'add_products', 'multiply', 'Shown', 'test_compiled']
+           'list_samples', 'empty_pool', 'make_pool', 'blocks', 'add_products', 'multiply', 'Shown', 'test_compiled',
+           'can_compile']
 
 # %% ../nbs/14_arithmetic.ipynb #c2
 import sys
@@ -386,20 +387,23 @@ def test_compiled(learner:Networked, stream, tasks=None, chunk:int=500)->Tensor:
     hits, known = torch.zeros(learner.R, len(tasks), dtype=torch.int64), _shown.setdefault(stream, {})
     ps = list(learner.predicting.values())
     for i, (x, order) in enumerate(common):
-        key = x.data_ptr(), len(x), chunk
-        if key not in known: known[key] = Shown(stream.float(x), chunk)
+        key = x.data_ptr(), len(x), chunk # x is kept, so that no other pictures get its address
+        if key not in known: known[key] = Shown(stream.float(x), chunk), x
         for r in range(learner.R):
             (W, b), *upper = [(W[r], b[r]) for W, b in zip(ps[::2], ps[1::2])]
             if order is not None: W = torch.empty_like(W).index_copy_(0, order[r], W)
-            for h, right in zip(known[key].responses(W, b), y):
+            for h, right in zip(known[key][0].responses(W, b), y):
                 for V, c in upper[:-1]: h = torch.addmm(c, h, V).relu_()
                 hits[r, i] += (torch.addmm(upper[-1][1], h, upper[-1][0]).argmax(1) == right).sum()
     return 100*hits.double()/len(stream.test_y)
 
+def can_compile(model:torch.nn.Module)->bool:
+    "Can the compiled code work on this model? It knows the replica MLP on the CPU."
+    return type(model) is MLP and next(model.parameters()).device.type == 'cpu'
+
 def _can_test(learner)->bool:
-    "Does one replica MLP on the CPU predict, as it is?"
+    "Does one replica MLP with hidden layers predict, as it is?"
     return (isinstance(learner, Networked) and type(learner).predict is Networked.predict
-            and type(learner.model) is MLP and len(learner.model.layers) > 1
-            and learner.info.device.type == 'cpu')
+            and can_compile(learner.model) and len(learner.model.layers) > 1)
 
 register_engine('test', test_compiled, _can_test)

@@ -228,6 +228,7 @@ class EWC(Networked):
         self.springs, self.t = Springs(self.model.parameters()), 0
         self.recent = Ring(min(s.samples, info.n), info.T, self.rng('memory'), info.d, info.dtype,
                            bytes=info.bytes)
+
     def get_extra_state(self): return torch.tensor(self.t)
     def set_extra_state(self, t): self.t = int(t)
 

@@ -18,7 +18,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .compiled import compiled
+from .arithmetic import compiled
 from .core import Rng
 from .models import MLP, Split
 
