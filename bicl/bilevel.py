@@ -51,6 +51,7 @@ class BiCLSettings(Settings):
     beta_w:float=within(1., low=0, high=1)
     task_beta_lam:float=within(.8, low=0, high=1) # the same after each task but the first (21, 22)
     task_beta_w:float=within(.8, low=0, high=1)
+    task_first:bool=False # the same after the first task, too, as printed
     weight_decay:float=within(0., low=0, high=.1) # the fraction by which each round shrinks λ's weights
     average:int=within(500, low=0) # θ is averaged over about this many rounds of a task; 0: it is not
     split:str=within('head', among=('head', 'reversed', 'vertical')) # which parameters are λ, which w
@@ -103,6 +104,11 @@ class BiCL(Averaged):
 
     @property
     def theta(self)->tuple[dict, dict]: return self.names.of(self.params) # λ and w by name
+    @property
+    def averaged(self)->dict: # the weights as lines 19 and 20 would leave them now
+        lam, w = self.theta
+        pulled = dict(zip([*lam, *w], self.block_level.pulled(lam.values(), w.values())))
+        return {k: pulled[k] for k in self.params}
     def get_extra_state(self): return torch.tensor(self.tasks_done)
     def set_extra_state(self, n): self.tasks_done = int(n)
 
@@ -168,11 +174,11 @@ def end_task(self:BiCL):
     "Lines 21 and 22, then line 4 of the next task."
     lam, w = self.theta
     self.settle()
-    if self.tasks_done: self.task_level.pull(lam.values(), w.values())
+    if self.tasks_done or self.settings.task_first: self.task_level.pull(lam.values(), w.values())
     self.tasks_done += 1
     self.task_level.mark(lam.values(), w.values())
 
-register_method('BiCL', BiCL, BiCLSettings, version=1, color='#0173b2', marker='o', order=70)
+register_method('BiCL', BiCL, BiCLSettings, version=2, color='#0173b2', marker='o', order=70)
 
 # %% ../nbs/10_bicl.ipynb #c37
 @torch.no_grad()
