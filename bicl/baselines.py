@@ -131,7 +131,7 @@ class Joint(Averaged):
                 self.tend(i, len(steps), decayed=self.params)
         self.done = True
 
-register_method('Joint', Joint, JointSettings, version=1, order=90, color='#222222', marker='*')
+register_method('Joint', Joint, JointSettings, version=2, order=90, color='#222222', marker='*')
 
 # %% ../nbs/11_baselines.ipynb #c24
 def fisher_by_sample(

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from .core import Rng, Settings, within
 from .hypergrad import (HYPERGRADIENTS, OUTER, CrossEntropy, Options, Replayed, StaticRound,
-                            head_round, head_weights, hypergradient)
+                            head_round, head_weights, hypergradient, solved_head)
 from .learner import Averaged, Batches, deal, network, register_method
 from .memory import KCenter, Reservoir, Ring, SplitMemory
 from .models import MLP, VerticalMLP, engine, flatten, register_engine, split
 from .reptile import Level
-from .solvers import SGD, Adam, GraphAdam, Slots
+from .solvers import SGD, Adam, GraphAdam, Ridge, Slots
 from .streams import Block
 
 # %% ../nbs/10_bicl.ipynb #c5
@@ -38,11 +38,11 @@ class BiCLSettings(Settings):
     replayed:int=within(10, low=0) # samples of the memory in each batch
     bisection:str=within('fresh', among=('fresh', 'fixed')) # a new one at every pass, or one per block
     K:int=within(1, low=1) # inner steps (line 10)
-    inner:str=within('adam', among=tuple(SOLVERS)) # inner solver (line 11)
+    inner:str=within('adam', among=(*SOLVERS, 'ridge')) # inner solver (line 11); "ridge": w is solved
     inner_lr:float=within(.0003, above=0) # its step size
     hypergradient:str=within('exact', among=HYPERGRADIENTS) # lines 12–17
     adjoint_lr:float=within(0., low=0) # η of lines 15, 16 if "printed"; 0 means inner_lr
-    damping:float=within(1., above=0) # added to the Hessian's diagonal if "implicit"
+    damping:float=within(1., above=0) # added to the Hessian's diagonal if "implicit" or "ridge"
     outer:str=within('sgd', among=tuple(SOLVERS)) # outer solver (line 17)
     outer_lr:float=within(.1, above=0) # its step size
     outer_loss:str=within('mean', among=OUTER) # over the validation batch
@@ -51,6 +51,7 @@ class BiCLSettings(Settings):
     beta_w:float=within(1., low=0, high=1)
     task_beta_lam:float=within(.8, low=0, high=1) # the same after each task but the first (21, 22)
     task_beta_w:float=within(.8, low=0, high=1)
+    task_first:bool=False # the same after the first task, too, as printed
     weight_decay:float=within(0., low=0, high=.1) # the fraction by which each round shrinks λ's weights
     average:int=within(500, low=0) # θ is averaged over about this many rounds of a task; 0: it is not
     split:str=within('head', among=('head', 'reversed', 'vertical')) # which parameters are λ, which w
@@ -60,6 +61,10 @@ class BiCLSettings(Settings):
     def check(self):
         if self.separate and self.store == 'ring': raise ValueError(
             'store="ring" has no separate parts; use separate=False or another store')
+        if self.inner == 'ridge' and (self.split, self.K) != ('head', 1): raise ValueError(
+            f'inner="ridge" solves a head at once: split="head" and K=1, not {self.split!r} and {self.K}')
+        if self.inner == 'ridge' and self.hypergradient in ('printed', 'implicit'): raise ValueError(
+            f'inner="ridge" knows the hypergradients exact and first-order, not {self.hypergradient}')
 
 # %% ../nbs/10_bicl.ipynb #c9
 def _memory(s:BiCLSettings, info, rng:Rng):
@@ -94,7 +99,10 @@ class BiCL(Averaged):
         self.fast = type(self.model) is MLP and s.split == 'head' and rule is None
         lam, w = self.theta
         start = head_weights(self.model) if self.fast else flatten(w)
-        self.inner, self.outer = SOLVERS[s.inner](s.inner_lr), SOLVERS[s.outer](s.outer_lr)
+        self.inner = Ridge(s.damping) if s.inner == 'ridge' else SOLVERS[s.inner](s.inner_lr)
+        if s.inner == 'ridge' and not self.fast: raise ValueError(
+            'inner="ridge" needs the MLP and its head split, not a network or a rule of your own')
+        self.outer = SOLVERS[s.outer](s.outer_lr)
         self.inner_state, self.outer_state = Slots(self.inner, start), Slots(self.outer, lam)
         self.block_level = Level(lam.values(), w.values(), s.beta_lam, s.beta_w)
         self.task_level = Level(lam.values(), w.values(), s.task_beta_lam, s.task_beta_w)
@@ -103,6 +111,11 @@ class BiCL(Averaged):
 
     @property
     def theta(self)->tuple[dict, dict]: return self.names.of(self.params) # λ and w by name
+    @property
+    def averaged(self)->dict: # the weights as lines 19 and 20 would leave them now
+        lam, w = self.theta
+        pulled = dict(zip([*lam, *w], self.block_level.pulled(lam.values(), w.values())))
+        return {k: pulled[k] for k in self.params}
     def get_extra_state(self): return torch.tensor(self.tasks_done)
     def set_extra_state(self, n): self.tasks_done = int(n)
 
@@ -168,11 +181,24 @@ def end_task(self:BiCL):
     "Lines 21 and 22, then line 4 of the next task."
     lam, w = self.theta
     self.settle()
-    if self.tasks_done: self.task_level.pull(lam.values(), w.values())
+    if self.tasks_done or self.settings.task_first: self.task_level.pull(lam.values(), w.values())
     self.tasks_done += 1
     self.task_level.mark(lam.values(), w.values())
 
-register_method('BiCL', BiCL, BiCLSettings, version=1, color='#0173b2', marker='o', order=70)
+register_method('BiCL', BiCL, BiCLSettings, version=2, color='#0173b2', marker='o', order=70)
+
+# %% ../nbs/10_bicl.ipynb #n3c57ab1
+@patch(as_prop=True)
+def predicting(self:BiCL)->dict:
+    "The weights that predict, by name; a solved head is solved on the memory."
+    p, M = Averaged.predicting.fget(self), self.M.tr
+    if self.settings.inner != 'ridge': return p
+    *hidden, (W, b) = zip(*[iter(p.values())]*2)
+    if not len(M): return p | dict(zip(list(p)[-2:], (torch.zeros_like(W), torch.zeros_like(b))))
+    at = M.held if isinstance(M, Ring) else torch.arange(M.capacity, device=W.device)
+    held = M.take(at[:len(M)].expand(len(W), -1))
+    w = solved_head(hidden, held.x, held.y, W.shape[2], self.inner)
+    return p | dict(zip(list(p)[-2:], w.split_with_sizes((W.shape[1], 1), 1)))
 
 # %% ../nbs/10_bicl.ipynb #c37
 @torch.no_grad()
@@ -195,4 +221,5 @@ def bicl_graph(learner, batches:Batches, n_tr:int)->Tensor: # outer loss of the 
     return step.f.last.outer_loss
 
 register_engine('bicl', bicl_graph, lambda learner: type(learner) is BiCL and learner.fast
-                and learner.settings.outer == 'sgd' and learner.info.device.type == 'cuda')
+                and learner.settings.outer == 'sgd' and learner.settings.inner != 'ridge'
+                and learner.info.device.type == 'cuda')

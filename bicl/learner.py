@@ -479,18 +479,19 @@ class Averaged(Networked):
         super().__init__(info, settings, model)
         if settings.average: self.mean = Average(self.params, settings.average)
 
+    averaged = property(lambda self: self.params) # what is averaged, by name
+
     @property
     def predicting(self)->dict:
         p = self.params
-        if not self.settings.average or not self.mean.n: return p
-        return dict(zip(p, self.mean.buffers()))
+        return dict(zip(p, self.mean.buffers())) if self.settings.average and self.mean.n else p
 
     def tend(self, i:int, b:int, decayed:dict):
         "After round `i` of `b`: what need not be done in every round."
         n = i % EVERY + 1
         if n < EVERY and i != b - 1: return
-        shrink(decayed, self.settings.weight_decay*n)
-        if self.settings.average: self.mean.update(self.params, n)
+        shrink(decayed, self.settings.weight_decay, n)
+        if self.settings.average: self.mean.update(self.averaged, n)
 
     def settle(self):
         "Go on from the average."

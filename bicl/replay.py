@@ -95,7 +95,7 @@ def end_task(self:ER):
     self.tasks_done += 1
     self.anchor.mark(self.params.values())
 
-register_method('ER', ER, ERSettings, version=1, order=60, color='#d55e00', marker='D')
+register_method('ER', ER, ERSettings, version=2, order=60, color='#d55e00', marker='D')
 
 # %% ../nbs/12_replay.ipynb #c16
 @dataclass

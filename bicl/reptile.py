@@ -41,6 +41,12 @@ class Anchor(nn.Module):
         "`params` ← anchor + beta (`params` − anchor)."
         if self.beta < 1: torch._foreach_lerp_(list(params), list(self.buffers()), 1 - self.beta)
 
+    @torch.no_grad()
+    def pulled(self, params)->list:
+        "What `pull` would make of `params`; they stay as they are."
+        if self.beta == 1: return list(params)
+        return list(torch._foreach_lerp(list(params), list(self.buffers()), 1 - self.beta))
+
 # %% ../nbs/07_reptile.ipynb #c20
 class Level(nn.Module):
     "One level of Reptile: an anchor for λ and one for w, each with its own rate."
@@ -60,6 +66,10 @@ class Level(nn.Module):
     def pull(self, lam, w):
         "Lines 19–20 and 21–22: λ ← λ₀ + β_λ (λ − λ₀) and w ← w₀ + β_w (w − w₀)."
         self.lam.pull(lam); self.w.pull(w)
+
+    def pulled(self, lam, w)->list:
+        "What `pull` would make of λ and w; they stay as they are."
+        return self.lam.pulled(lam) + self.w.pulled(w)
 
 # %% ../nbs/07_reptile.ipynb #c38
 class Average(nn.Module):
@@ -88,7 +98,10 @@ class Average(nn.Module):
 # %% ../nbs/07_reptile.ipynb #c41
 def shrink(
     params:dict, # by name, changed in place
-    by:float, # the fraction that is taken away
+    by:float, # the fraction that a round takes away, less than 1
+    rounds:int=1, # how many rounds have passed
 ):
     "Make all weights a little smaller; biases stay as they are."
-    if by: torch._foreach_mul_([p for k, p in params.items() if not k.endswith('bias')], 1 - by)
+    if not 0 <= by < 1: raise ValueError(f'weights cannot lose {by} of themselves in a round')
+    kept = (1 - by)**rounds
+    if by: torch._foreach_mul_([p for k, p in params.items() if not k.endswith('bias')], kept)

@@ -432,7 +432,8 @@ def bicl_fits(learner)->bool:
     "Can the compiled rounds do what this learner's settings ask for?"
     s = learner.settings
     return (type(learner) is BiCL and learner.fast and narrow(learner) and s.outer == 'sgd'
-            and s.outer_loss == 'mean' and s.hypergradient in ('exact', 'first-order', 'printed'))
+            and s.inner in ('adam', 'sgd') and s.outer_loss == 'mean'
+            and s.hypergradient in ('exact', 'first-order', 'printed'))
 
 # %% ../nbs/16_rounds.ipynb #c42
 @torch.no_grad()

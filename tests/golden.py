@@ -34,7 +34,9 @@ CASES = { # method → settings of one or more runs
              dict(hypergradient='implicit', damping=30., weight_decay=1e-4),
              dict(store='ring', outer='adam', outer_lr=.001), dict(separate=True, outer_loss='softmax'),
              dict(store='k-center', rounds=.3, hidden=(20, 20), split='reversed'),
-             dict(rounds=.3, hidden=(20, 20), split='vertical')],
+             dict(rounds=.3, hidden=(20, 20), split='vertical'), dict(inner='ridge', rounds=.3),
+             dict(beta_lam=.5, beta_w=.7, rounds=.3), # averaged and pulled
+             dict(task_first=True, beta_lam=.7, task_beta_lam=.5, average=0, rounds=.3)],
     'VAE-naive': [TINY], 'VAE-EWC': [TINY], 'VAE-Joint': [TINY],
     'VAE-ER': [TINY | dict(replayed=9)], 'VAE-BiCL': [TINY | dict(replayed=9, K=2)],
     'VAE-BiCL-reversed': [TINY | dict(replayed=9, split='reversed')],

@@ -28,7 +28,8 @@ OURS = [m for m in METHODS if METHODS[m].cls.__module__.startswith('bicl.')]
 BICL = [dict(hypergradient=h, split=s, rounds=.2) for h in HYPERGRADIENTS for s in ('head', 'reversed', 'vertical')]
 BICL += [dict(K=3), dict(inner='sgd', K=2), dict(outer='adam', separate=True), dict(outer_loss='max', store='ring'),
          dict(outer_loss='softmax', store='k-center', bisection='fixed', beta_lam=.5, beta_w=.5, average=0),
-         dict(weight_decay=1e-4, average=10)]
+         dict(weight_decay=1e-4, average=10), dict(inner='ridge'), dict(inner='ridge', hypergradient='first-order', store='ring'),
+         dict(inner='ridge', separate=True, outer='adam', outer_lr=.001)]
 CASES = {m: MORE.get(m, [{}]) for m in OURS} | {
     'BiCL': BICL, 'Online': [dict(batch=4, passes=2)], 'EWC': [{}, dict(online=True, decay=.9)],
     'GEM': [dict(margin=.5), dict(batch=4)],
