@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OUTER', 'HYPERGRADIENTS', 'Options', 'reduce', 'sample_weights', 'Autograd', 'Features', 'CrossEntropy', 'Round',
-           'hypergradient', 'head_weights', 'head_round', 'StaticRound', 'Replayed']
+           'hypergradient', 'head_weights', 'head_round']
 
 # %% ../nbs/06_hypergrad.ipynb #c2
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from torch.func import functional_call
 from .models import (MLP, baddbmm, baddbmm_, bmm, by_name, descend, errors, flatten,
                          layers_of, one_hot, outputs, unflatten, weight_grads)
 from .solvers import SGD
-from .streams import decode
 
 # %% ../nbs/06_hypergrad.ipynb #c5
 OUTER = ('mean', 'max', 'softmax')
@@ -343,60 +342,3 @@ def head_round(
     if lr is None: return Round(named, state, problem, problem.grad())
     descend(hidden, problem.signals(), lr) # line 17, with the right sign
     return Round(named, state, problem)
-
-# %% ../nbs/06_hypergrad.ipynb #c42
-class StaticRound:
-    "Rounds of the head split on buffers that stay where they are, so that one can be recorded."
-    def __init__(self,
-        model:MLP, # the network, changed in place
-        parts:list, # pools of samples: x `[R·N, d]`, y `[R·N]`, and their rows by round, `[b, R·k]`
-        n:int, # how many samples of a batch are for training
-        inner, # `SGD` or `GraphAdam`
-        how:Options=Options(),
-        lr:float=.1, # outer step size
-    ):
-        self.model, self.n, self.inner, self.how, self.lr, self.last = model, n, inner, how, lr, None
-        w = head_weights(model)
-        self.parts, self.state = [[t.clone() for t in p] for p in parts], inner.init(w)
-        self.R, self.dtype = len(w), w.dtype
-        self.i = torch.zeros(1, dtype=torch.int64, device=w.device) # rounds done
-
-    @torch.no_grad()
-    def load(self, parts:list, state:dict):
-        "Begin a block: other samples, another plan, and the solver's state with a number of steps."
-        for old, new in zip(self.parts, parts):
-            for a, b in zip(old, new): a.copy_(b)
-        for k, t in self.state.items(): t.fill_(state[k]) if k == 'step' else t.copy_(state[k])
-        self.i.zero_()
-
-    def pick(self, pool:Tensor, rows:Tensor)->Tensor: # [R, k, …]
-        return pool.index_select(0, rows.index_select(0, self.i)[0]).unflatten(0, (self.R, -1))
-
-# %% ../nbs/06_hypergrad.ipynb #c43
-@patch
-@torch.no_grad()
-def __call__(self:StaticRound):
-    "One round, all of it in place."
-    x = torch.cat([decode(self.pick(x, rows), self.dtype) for x, _, rows in self.parts], 1)
-    y = torch.cat([self.pick(y, rows) for _, y, rows in self.parts], 1)
-    self.last = head_round(self.model, x, y, self.n, self.inner, self.state, self.how, self.lr)
-    for k, t in self.last.state.items(): self.state[k].copy_(t)
-    self.i += 1
-
-# %% ../nbs/06_hypergrad.ipynb #c47
-class Replayed:
-    "Calls a function again and again; on CUDA it is recorded once and then replayed."
-    def __init__(self,
-        f, # without arguments, changes tensors in place
-        device:torch.device, # where they are
-        warm:int=3, # calls before it is recorded
-    ): self.f, self.device, self.warm, self.graph = f, device, warm, None
-
-    def __call__(self):
-        if self.graph: self.graph.replay()
-        elif self.device.type != 'cuda': self.f()
-        elif self.warm: self.warm -= 1; self.f()
-        else:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph): self.f()
-            self.graph.replay()

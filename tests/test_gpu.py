@@ -15,9 +15,10 @@ from pretend import ACTIVE, Mixed, launches, pretend, watched
 from torch import nn
 
 from bicl import baselines, bilevel, compiled, gem, generative, replay, vae  # noqa: F401  (they register)
+from bicl.bilevel import Replayed, StaticRound
 from bicl.checkpoint import check_learner
 from bicl.core import Rng, pick_device
-from bicl.hypergrad import HYPERGRADIENTS, Options, Replayed, StaticRound
+from bicl.hypergrad import HYPERGRADIENTS, Options
 from bicl.jobs import Job, result_rows
 from bicl.learner import METHODS, find_method, fit, info_of, make_learner
 from bicl.models import MLP, Replicated, only
