@@ -171,38 +171,48 @@ class Features:
         n:int, # how many of them are for training
         C:int, # classes
         how:Options=Options(),
+        goal:Tensor|None=None, # logits to be matched, `[R, B, C]`
+        pull:Tensor|None=None, # how strongly, `[B]`
     ):
         self.layers, self.kind, self.n = layers, (how.outer, how.temperature), n
-        self.tape, self.indirect = [], None
+        self.tape, self.indirect, self.match = [], None, (None, None)
         if not 0 < n < y.shape[1]:
             raise ValueError(f'{n} of {y.shape[1]} samples are for training; both parts need some')
         self.hs, parts = outputs(layers, x), (n, y.shape[1] - n)
         H = F.pad(self.hs[-1], (0, 1), value=1.) # a column of ones for the bias
         self.HT, self.HvT = H.mT.split_with_sizes(parts, 2)
         self.Y, self.Yv = one_hot(y, C, x.dtype).split_with_sizes(parts, 2)
+        if goal is not None:
+            T, rho = goal.mT.split_with_sizes(parts, 2), pull.split_with_sizes(parts)
+            self.match = [(t, B*r) for t, r, B in zip(T, rho, parts)]
 
     def inner(self, w:Tensor)->Tensor:
         "The gradient of the training loss with respect to w."
         wT = w.mT
         Z = bmm(wT, self.HT)
         P = Z.softmax(1)
-        ET = (P - self.Y).mT
+        ET = _matching(P - self.Y, Z, self.match[0]).mT
         self.tape.append((wT, Z, P, ET))
         return baddbmm(w, self.HT, ET, beta=0, alpha=1/self.n)
 
 # %% ../nbs/06_hypergrad.ipynb #c22
-def _losses(Z:Tensor, Y:Tensor)->Tensor:
-    "Cross-entropy of every sample from logits and indicators `[R, C, B]`."
-    return Z.logsumexp(1) - (Z*Y).sum(1)
+def _losses(Z:Tensor, Y:Tensor, match=None)->Tensor:
+    "The loss of every sample from logits and indicators `[R, C, B]`."
+    l = Z.logsumexp(1) - (Z*Y).sum(1)
+    return l if match is None else l + (Z - match[0]).square().sum(1)*match[1]/2
+
+def _matching(E:Tensor, Z:Tensor, match)->Tensor:
+    "The errors with what outputs to be matched add to them."
+    return E if match is None else E.addcmul_(Z - match[0], match[1])
 
 @patch
 def outer(self:Features, w:Tensor)->Tensor:
     "The derivative of the outer loss with respect to w; starts Δ on the validation samples."
     wT = w.mT
     self.Zv = bmm(wT, self.HvT)
-    E = self.Zv.softmax(1).sub_(self.Yv)
+    E = _matching(self.Zv.softmax(1).sub_(self.Yv), self.Zv, self.match[1])
     if self.kind[0] == 'mean': E.div_(E.shape[2])
-    else: E.mul_(sample_weights(_losses(self.Zv, self.Yv), *self.kind)[:, None])
+    else: E.mul_(sample_weights(_losses(self.Zv, self.Yv, self.match[1]), *self.kind)[:, None])
     ET = E.mT
     self.direct = bmm(ET, wT)
     return bmm(self.HvT, ET)
@@ -212,8 +222,11 @@ def pull(self:Features, k:int, V:Tensor, scale:float, alpha=None, mixed=True):
     "Add `scale` times the mixed product to Δ, and the Hessian product to `alpha`."
     wT, _, P, ET = self.tape[k]
     VT = V.mT
-    PS = bmm(VT, self.HT).mul_(P)
-    DT = PS.addcmul_(P, PS.sum(1, keepdim=True), value=-1).mT
+    S = bmm(VT, self.HT)
+    D = S*P
+    D.addcmul_(P, D.sum(1, keepdim=True), value=-1)
+    if self.match[0]: D.addcmul_(S, self.match[0][1])
+    DT = D.mT
     s = scale/self.n
     if mixed and self.indirect is None:
         self.indirect = baddbmm_(bmm(ET, VT), DT, wT, beta=s, alpha=s)
@@ -235,23 +248,26 @@ def grad(self:Features)->dict:
     return by_name(weight_grads(self.signals()))
 
 @patch(as_prop=True)
-def inner_loss(self:Features)->Tensor: return _losses(self.tape[0][1], self.Y).mean(1)
+def inner_loss(self:Features)->Tensor: return _losses(self.tape[0][1], self.Y, self.match[0]).mean(1)
 @patch(as_prop=True)
-def outer_loss(self:Features)->Tensor: return reduce(_losses(self.Zv, self.Yv), *self.kind)
+def outer_loss(self:Features)->Tensor:
+    return reduce(_losses(self.Zv, self.Yv, self.match[1]), *self.kind)
 
 # %% ../nbs/06_hypergrad.ipynb #c25
 class CrossEntropy:
-    "The cross-entropy of every sample, as a function of λ, w and a batch (x, y)."
+    "The loss of every sample, as a function of λ, w and a batch: (x, y) or (x, y, goal, pull)."
     def __init__(self,
         model:nn.Module, # gives the architecture; its own parameters are not used
     ): self.model = model
 
     def __call__(self, lam:dict, w:dict, batch)->Tensor: # `[R, B]`
-        x, y = batch
+        x, y, *match = batch
         logits = functional_call(self.model, {**lam, **w}, (x,))
         y = y.expand(logits.shape[:2])
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none')
-        return each.view(y.shape)
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none').view(y.shape)
+        if not match: return each
+        goal, pull = match
+        return each + y.shape[1]/2*pull*(logits - goal).square().sum(2)
 
     def is_head(self, lam:dict, w:dict)->bool:
         "Is w the output layer of an `MLP`, and λ everything below?"
@@ -307,13 +323,14 @@ def _like(state:dict, w:Tensor)->dict:
     return {k: v.view_as(w) if isinstance(v, Tensor) else v for k, v in state.items()}
 
 def _features(loss, lam, w, tr, val, how)->Features:
-    "The feature-space problem for batches (x, y)."
+    "The feature-space problem for batches (x, y) or (x, y, goal, pull)."
     R, C = len(w[next(iter(w))]), loss.model.sizes[-1]
-    x, y = (torch.cat([a.expand(R, *a.shape[1:]) for a in ab], 1) for ab in zip(tr, val))
-    ps = list(lam.values())
-    return Features(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how)
+    x, y, *goal = (torch.cat([a.expand(R, *a.shape[1:]) for a in ab], 1)
+                   for ab in zip(tr[:3], val[:3]))
+    ps, pull = list(lam.values()), [torch.cat(ab) for ab in zip(tr[3:], val[3:])]
+    return Features(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how, *goal, *pull)
 
-# %% ../nbs/06_hypergrad.ipynb #c32
+# %% ../nbs/06_hypergrad.ipynb #c34
 def head_weights(
     model:MLP, # the network
 )->Tensor: # `[R, h+1, C]`
@@ -321,7 +338,7 @@ def head_weights(
     W, b = layers_of(model)[-1]
     return torch.cat([W.detach(), b.detach()], 1)
 
-# %% ../nbs/06_hypergrad.ipynb #c33
+# %% ../nbs/06_hypergrad.ipynb #c35
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place
@@ -332,10 +349,11 @@ def head_round(
     state:dict, # its state, at first `inner.init(head_weights(model))`
     how:Options=Options(),
     lr:float|None=None, # outer step size: step λ in place. None: return the hypergradient
+    *match, # logits to be matched, and how strongly: see `Features`
 )->Round:
     "Lines 10 to 17 of Algorithm 1 on one training and one validation batch."
     *hidden, (W, b) = layers_of(model)
-    problem = Features(hidden, x, y, n, W.shape[2], how)
+    problem = Features(hidden, x, y, n, W.shape[2], how, *match)
     w, state = _reverse(problem, torch.cat([W, b], 1), inner, state, how)
     for old, new in zip((W, b), w.split_with_sizes((W.shape[1], 1), 1)): old.copy_(new)
     named = {f'layers.{len(hidden)}.{k}': p.detach() for k, p in (('weight', W), ('bias', b))}

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['METHODS', 'TESTS', 'EVERY', 'StreamInfo', 'info_of', 'Learner', 'Method', 'register_method', 'find_method',
            'best_settings', 'make_settings', 'resolve', 'make_learner', 'evaluate', 'NotFinite', 'Watch', 'RA', 'LA',
-           'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'network', 'Networked',
-           'Averaged']
+           'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'matched', 'network',
+           'Networked', 'Averaged']
 
 # %% ../nbs/08_learner.ipynb #c2
 import time
@@ -439,23 +439,50 @@ class Batches:
     "Rows of several pools of samples, for every round of a block."
     def __init__(self,
         parts, # list of (x [R, N, d], y [R, N], positions [R, b, k]); after the first, x may be bytes
-    ):
+    ): # a part may also have outputs to be matched [R, N, C], and how strongly [k]
         self.pools, self.dtype = parts, parts[0][0].dtype
         self.R, (_, self.b, _) = len(parts[0][0]), parts[0][2].shape
         self.parts = [] # positions in the flattened pool, rounds first: the loop only selects rows
-        for x, y, idx in parts:
+        for x, y, idx, *goal in (p[:4] for p in parts):
             at = idx + torch.arange(self.R, device=idx.device)[:, None, None]*x.shape[1]
-            self.parts.append((x.flatten(0, 1), y.flatten(), at.transpose(0, 1).flatten(1)))
+            self.parts.append((x.flatten(0, 1), y.flatten(), at.transpose(0, 1).flatten(1),
+                               *(z.flatten(0, 1) for z in goal)))
+        like = next((p[3] for p in parts if p[3:]), None)
+        if like is None: self.pull = None
+        else: # samples without a goal have one of zeros, and no pull towards it
+            none = [like.new_zeros(p[2].shape[2]) for p in parts]
+            self.pull = torch.cat([p[4] if p[3:] else n for p, n in zip(parts, none)])
+            self.none = [n[None, :, None].expand(self.R, -1, like.shape[2]) for n in none]
 
     def __len__(self): return self.b
 
-    def __getitem__(self, i:int)->tuple[Tensor, Tensor]: # x [R, B, d], y [R, B] of round i
-        xs = [decode(x.index_select(0, at[i]), self.dtype).unflatten(0, (self.R, -1))
-              for x, _, at in self.parts]
-        ys = [y.index_select(0, at[i]).view(self.R, -1) for _, y, at in self.parts]
-        return (torch.cat(xs, 1), torch.cat(ys, 1)) if len(xs) > 1 else (xs[0], ys[0])
+# %% ../nbs/08_learner.ipynb #c64
+def _join(ts:list)->Tensor: return torch.cat(ts, 1) if len(ts) > 1 else ts[0]
 
-# %% ../nbs/08_learner.ipynb #c66
+@patch
+def __getitem__(self:Batches,
+    i, # a number, or a tensor that holds one
+)->tuple: # x [R, B, d] and y [R, B] of round i; goal [R, B, C] and pull [B], if any are to be matched
+    ats = [p[2][i].flatten() for p in self.parts]
+    take = lambda pool, at: pool.index_select(0, at).unflatten(0, (self.R, -1))
+    x = _join([decode(take(p[0], at), self.dtype) for p, at in zip(self.parts, ats)])
+    y = _join([take(p[1], at) for p, at in zip(self.parts, ats)])
+    if self.pull is None: return x, y
+    goal = [take(p[3], at) if p[3:] else n for p, at, n in zip(self.parts, ats, self.none)]
+    return x, y, _join(goal), self.pull
+
+# %% ../nbs/08_learner.ipynb #c67
+def matched(
+    M, # a memory; if α is positive, with a field `output`
+    k:int, # samples of it in a batch
+    alpha:float, # weight of the mean squared difference
+)->tuple: # what a part of `Batches` has besides samples, labels and positions
+    "The outputs to be matched, and how strongly."
+    if not alpha: return ()
+    C = M.output.shape[2]
+    return M.output, M.output.new_full((k,), 2*alpha/(k*C))
+
+# %% ../nbs/08_learner.ipynb #c70
 def network(info:StreamInfo, s, rng:Rng)->MLP:
     "The network that all methods share."
     return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
@@ -472,7 +499,7 @@ class Networked(Learner):
 
     def predict(self, x, t): return functional_call(self.model, self.predicting, (x,))
 
-# %% ../nbs/08_learner.ipynb #c68
+# %% ../nbs/08_learner.ipynb #c72
 EVERY = 10 # rounds between two looks at decay and average
 
 class Averaged(Networked):
