@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OUTER', 'HYPERGRADIENTS', 'Options', 'reduce', 'sample_weights', 'Autograd', 'Features', 'Solved', 'solved_head',
-           'CrossEntropy', 'Round', 'hypergradient', 'head_weights', 'head_round', 'StaticRound', 'Replayed']
+           'CrossEntropy', 'Round', 'hypergradient', 'head_weights', 'head_round']
 
 # %% ../nbs/06_hypergrad.ipynb #c2
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from torch.func import functional_call
 from .models import (MLP, baddbmm, baddbmm_, bmm, by_name, descend, errors, flatten,
                          layers_of, one_hot, outputs, unflatten, weight_grads)
 from .solvers import SGD, Ridge, targets
-from .streams import decode
 
 # %% ../nbs/06_hypergrad.ipynb #c5
 OUTER = ('mean', 'max', 'softmax')
@@ -173,38 +172,48 @@ class Features:
         n:int, # how many of them are for training
         C:int, # classes
         how:Options=Options(),
+        goal:Tensor|None=None, # logits to be matched, `[R, B, C]`
+        pull:Tensor|None=None, # how strongly, `[B]`
     ):
         self.layers, self.kind, self.n = layers, (how.outer, how.temperature), n
-        self.tape, self.indirect = [], None
+        self.tape, self.indirect, self.match = [], None, (None, None)
         if not 0 < n < y.shape[1]:
             raise ValueError(f'{n} of {y.shape[1]} samples are for training; both parts need some')
         self.hs, parts = outputs(layers, x), (n, y.shape[1] - n)
         H = F.pad(self.hs[-1], (0, 1), value=1.) # a column of ones for the bias
         self.HT, self.HvT = H.mT.split_with_sizes(parts, 2)
         self.Y, self.Yv = one_hot(y, C, x.dtype).split_with_sizes(parts, 2)
+        if goal is not None:
+            T, rho = goal.mT.split_with_sizes(parts, 2), pull.split_with_sizes(parts)
+            self.match = [(t, B*r) for t, r, B in zip(T, rho, parts)]
 
     def inner(self, w:Tensor)->Tensor:
         "The gradient of the training loss with respect to w."
         wT = w.mT
         Z = bmm(wT, self.HT)
         P = Z.softmax(1)
-        ET = (P - self.Y).mT
+        ET = _matching(P - self.Y, Z, self.match[0]).mT
         self.tape.append((wT, Z, P, ET))
         return baddbmm(w, self.HT, ET, beta=0, alpha=1/self.n)
 
 # %% ../nbs/06_hypergrad.ipynb #c22
-def _losses(Z:Tensor, Y:Tensor)->Tensor:
-    "Cross-entropy of every sample from logits and indicators `[R, C, B]`."
-    return Z.logsumexp(1) - (Z*Y).sum(1)
+def _losses(Z:Tensor, Y:Tensor, match=None)->Tensor:
+    "The loss of every sample from logits and indicators `[R, C, B]`."
+    l = Z.logsumexp(1) - (Z*Y).sum(1)
+    return l if match is None else l + (Z - match[0]).square().sum(1)*match[1]/2
+
+def _matching(E:Tensor, Z:Tensor, match)->Tensor:
+    "The errors with what outputs to be matched add to them."
+    return E if match is None else E.addcmul_(Z - match[0], match[1])
 
 @patch
 def outer(self:Features, w:Tensor)->Tensor:
     "The derivative of the outer loss with respect to w; starts Δ on the validation samples."
     wT = w.mT
     self.Zv = bmm(wT, self.HvT)
-    E = self.Zv.softmax(1).sub_(self.Yv)
+    E = _matching(self.Zv.softmax(1).sub_(self.Yv), self.Zv, self.match[1])
     if self.kind[0] == 'mean': E.div_(E.shape[2])
-    else: E.mul_(sample_weights(_losses(self.Zv, self.Yv), *self.kind)[:, None])
+    else: E.mul_(sample_weights(_losses(self.Zv, self.Yv, self.match[1]), *self.kind)[:, None])
     ET = E.mT
     self.direct = bmm(ET, wT)
     return bmm(self.HvT, ET)
@@ -214,8 +223,11 @@ def pull(self:Features, k:int, V:Tensor, scale:float, alpha=None, mixed=True):
     "Add `scale` times the mixed product to Δ, and the Hessian product to `alpha`."
     wT, _, P, ET = self.tape[k]
     VT = V.mT
-    PS = bmm(VT, self.HT).mul_(P)
-    DT = PS.addcmul_(P, PS.sum(1, keepdim=True), value=-1).mT
+    S = bmm(VT, self.HT)
+    D = S*P
+    D.addcmul_(P, D.sum(1, keepdim=True), value=-1)
+    if self.match[0]: D.addcmul_(S, self.match[0][1])
+    DT = D.mT
     s = scale/self.n
     if mixed and self.indirect is None:
         self.indirect = baddbmm_(bmm(ET, VT), DT, wT, beta=s, alpha=s)
@@ -237,18 +249,19 @@ def grad(self:Features)->dict:
     return by_name(weight_grads(self.signals()))
 
 @patch(as_prop=True)
-def inner_loss(self:Features)->Tensor: return _losses(self.tape[0][1], self.Y).mean(1)
+def inner_loss(self:Features)->Tensor: return _losses(self.tape[0][1], self.Y, self.match[0]).mean(1)
 @patch(as_prop=True)
-def outer_loss(self:Features)->Tensor: return reduce(_losses(self.Zv, self.Yv), *self.kind)
+def outer_loss(self:Features)->Tensor:
+    return reduce(_losses(self.Zv, self.Yv, self.match[1]), *self.kind)
 
-# %% ../nbs/06_hypergrad.ipynb #n68e5b2a
+# %% ../nbs/06_hypergrad.ipynb #c25
 class Solved(Features):
     "The bilevel problem of a head that is solved by `Ridge`; the outer loss is cross-entropy."
-    def __init__(self, layers, x, y, n, C, how=Options()): # as in `Features`
+    def __init__(self, layers, x, y, n, C, how=Options(), *match): # as in `Features`
         if how.K > 1 or how.method not in ('exact', 'first-order'): raise ValueError(
             f'a solved head has no {how.K} steps to go back: K=1, and "exact" or "first-order", '
             f'not {how.method!r}')
-        super().__init__(layers, x, y, n, C, how)
+        super().__init__(layers, x, y, n, C, how, *match)
         self.T = targets(self.Y)
 
     def inner(self, w:Tensor)->tuple:
@@ -269,7 +282,7 @@ class Solved(Features):
 
     inner_loss = property(lambda self: self.tape[0][1].square().sum((1, 2))/(2*self.n))
 
-# %% ../nbs/06_hypergrad.ipynb #n7c497a4
+# %% ../nbs/06_hypergrad.ipynb #c27
 @torch.no_grad()
 def solved_head(
     layers:list, # (weight, bias) of every hidden layer
@@ -281,19 +294,21 @@ def solved_head(
     H = F.pad(outputs(layers, x)[-1], (0, 1), value=1.)
     return ridge.step(None, (H.mT, targets(one_hot(y, C, x.dtype))), {})[0]
 
-# %% ../nbs/06_hypergrad.ipynb #c25
+# %% ../nbs/06_hypergrad.ipynb #c29
 class CrossEntropy:
-    "The cross-entropy of every sample, as a function of λ, w and a batch (x, y)."
+    "The loss of every sample, as a function of λ, w and a batch: (x, y) or (x, y, goal, pull)."
     def __init__(self,
         model:nn.Module, # gives the architecture; its own parameters are not used
     ): self.model = model
 
     def __call__(self, lam:dict, w:dict, batch)->Tensor: # `[R, B]`
-        x, y = batch
+        x, y, *match = batch
         logits = functional_call(self.model, {**lam, **w}, (x,))
         y = y.expand(logits.shape[:2])
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none')
-        return each.view(y.shape)
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none').view(y.shape)
+        if not match: return each
+        goal, pull = match
+        return each + y.shape[1]/2*pull*(logits - goal).square().sum(2)
 
     def is_head(self, lam:dict, w:dict)->bool:
         "Is w the output layer of an `MLP`, and λ everything below?"
@@ -301,7 +316,7 @@ class CrossEntropy:
         names = [k for k, _ in self.model.named_parameters()]
         return list(w) == names[-2:] and list(lam) == names[:-2]
 
-# %% ../nbs/06_hypergrad.ipynb #c26
+# %% ../nbs/06_hypergrad.ipynb #c30
 @dataclass
 class Round:
     "What one round of inner steps and hypergradient gives."
@@ -319,7 +334,7 @@ class Round:
         "Validation loss after the inner steps, `[R]`."
         return self.problem.outer_loss
 
-# %% ../nbs/06_hypergrad.ipynb #c27
+# %% ../nbs/06_hypergrad.ipynb #c31
 @torch.no_grad()
 def hypergradient(
     loss, # function of (lam, w, batch): losses of samples `[R, B]`, or of replicas `[R]`
@@ -352,13 +367,14 @@ def _like(state:dict, w:Tensor)->dict:
 def _kind(inner)->type: return Solved if isinstance(inner, Ridge) else Features
 
 def _features(loss, lam, w, tr, val, how, kind)->Features:
-    "The feature-space problem for batches (x, y)."
+    "The feature-space problem for batches (x, y) or (x, y, goal, pull)."
     R, C = len(w[next(iter(w))]), loss.model.sizes[-1]
-    x, y = (torch.cat([a.expand(R, *a.shape[1:]) for a in ab], 1) for ab in zip(tr, val))
-    ps = list(lam.values())
-    return kind(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how)
+    x, y, *goal = (torch.cat([a.expand(R, *a.shape[1:]) for a in ab], 1)
+                   for ab in zip(tr[:3], val[:3]))
+    ps, pull = list(lam.values()), [torch.cat(ab) for ab in zip(tr[3:], val[3:])]
+    return kind(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how, *goal, *pull)
 
-# %% ../nbs/06_hypergrad.ipynb #c32
+# %% ../nbs/06_hypergrad.ipynb #c38
 def head_weights(
     model:MLP, # the network
 )->Tensor: # `[R, h+1, C]`
@@ -366,7 +382,7 @@ def head_weights(
     W, b = layers_of(model)[-1]
     return torch.cat([W.detach(), b.detach()], 1)
 
-# %% ../nbs/06_hypergrad.ipynb #c33
+# %% ../nbs/06_hypergrad.ipynb #c39
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place
@@ -377,70 +393,14 @@ def head_round(
     state:dict, # its state, at first `inner.init(head_weights(model))`
     how:Options=Options(),
     lr:float|None=None, # outer step size: step λ in place. None: return the hypergradient
+    *match, # logits to be matched, and how strongly: see `Features`
 )->Round:
     "Lines 10 to 17 of Algorithm 1 on one training and one validation batch."
     *hidden, (W, b) = layers_of(model)
-    problem = _kind(inner)(hidden, x, y, n, W.shape[2], how)
+    problem = _kind(inner)(hidden, x, y, n, W.shape[2], how, *match)
     w, state = _reverse(problem, torch.cat([W, b], 1), inner, state, how)
     for old, new in zip((W, b), w.split_with_sizes((W.shape[1], 1), 1)): old.copy_(new)
     named = {f'layers.{len(hidden)}.{k}': p.detach() for k, p in (('weight', W), ('bias', b))}
     if lr is None: return Round(named, state, problem, problem.grad())
     descend(hidden, problem.signals(), lr) # line 17, with the right sign
     return Round(named, state, problem)
-
-# %% ../nbs/06_hypergrad.ipynb #c42
-class StaticRound:
-    "Rounds of the head split on buffers that stay where they are, so that one can be recorded."
-    def __init__(self,
-        model:MLP, # the network, changed in place
-        parts:list, # pools of samples: x `[R·N, d]`, y `[R·N]`, and their rows by round, `[b, R·k]`
-        n:int, # how many samples of a batch are for training
-        inner, # `SGD` or `GraphAdam`
-        how:Options=Options(),
-        lr:float=.1, # outer step size
-    ):
-        self.model, self.n, self.inner, self.how, self.lr, self.last = model, n, inner, how, lr, None
-        w = head_weights(model)
-        self.parts, self.state = [[t.clone() for t in p] for p in parts], inner.init(w)
-        self.R, self.dtype = len(w), w.dtype
-        self.i = torch.zeros(1, dtype=torch.int64, device=w.device) # rounds done
-
-    @torch.no_grad()
-    def load(self, parts:list, state:dict):
-        "Begin a block: other samples, another plan, and the solver's state with a number of steps."
-        for old, new in zip(self.parts, parts):
-            for a, b in zip(old, new): a.copy_(b)
-        for k, t in self.state.items(): t.fill_(state[k]) if k == 'step' else t.copy_(state[k])
-        self.i.zero_()
-
-    def pick(self, pool:Tensor, rows:Tensor)->Tensor: # [R, k, …]
-        return pool.index_select(0, rows.index_select(0, self.i)[0]).unflatten(0, (self.R, -1))
-
-# %% ../nbs/06_hypergrad.ipynb #c43
-@patch
-@torch.no_grad()
-def __call__(self:StaticRound):
-    "One round, all of it in place."
-    x = torch.cat([decode(self.pick(x, rows), self.dtype) for x, _, rows in self.parts], 1)
-    y = torch.cat([self.pick(y, rows) for _, y, rows in self.parts], 1)
-    self.last = head_round(self.model, x, y, self.n, self.inner, self.state, self.how, self.lr)
-    for k, t in self.last.state.items(): self.state[k].copy_(t)
-    self.i += 1
-
-# %% ../nbs/06_hypergrad.ipynb #c47
-class Replayed:
-    "Calls a function again and again; on CUDA it is recorded once and then replayed."
-    def __init__(self,
-        f, # without arguments, changes tensors in place
-        device:torch.device, # where they are
-        warm:int=3, # calls before it is recorded
-    ): self.f, self.device, self.warm, self.graph = f, device, warm, None
-
-    def __call__(self):
-        if self.graph: self.graph.replay()
-        elif self.device.type != 'cuda': self.f()
-        elif self.warm: self.warm -= 1; self.f()
-        else:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph): self.f()
-            self.graph.replay()

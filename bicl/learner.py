@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'TESTS', 'EVERY', 'StreamInfo', 'info_of', 'Learner', 'Method', 'register_method', 'find_method',
            'best_settings', 'make_settings', 'resolve', 'make_learner', 'evaluate', 'NotFinite', 'Watch', 'RA', 'LA',
-           'AAA', 'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'network',
+           'AAA', 'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'matched', 'network',
            'Networked', 'Averaged']
 
 # %% ../nbs/08_learner.ipynb #c2
@@ -179,7 +179,7 @@ def evaluate(
     learner.train(was)
     return 100 * hits.cpu().double() / torch.tensor(n)
 
-# %% ../nbs/08_learner.ipynb #c29
+# %% ../nbs/08_learner.ipynb #c31
 class NotFinite(RuntimeError): "Training produced infinite or undefined numbers."
 
 class Watch:
@@ -199,7 +199,7 @@ class Watch:
             self.alive &= (p.reshape(R, -1).sum(1) if own else p.sum()).isfinite()
         self.good += blocks * self.alive
 
-# %% ../nbs/08_learner.ipynb #c30
+# %% ../nbs/08_learner.ipynb #c32
 @patch
 def check(self:Watch, t:int):
     "Raise `NotFinite`, with the replicas' names, if any number was not finite."
@@ -210,7 +210,7 @@ def check(self:Watch, t:int):
     raise NotFinite(f'{self.learner.method} produced numbers that are not finite in task {t}: '
                     f'{", ".join(dead)}. Try smaller steps; settings: {self.learner.settings}')
 
-# %% ../nbs/08_learner.ipynb #c34
+# %% ../nbs/08_learner.ipynb #c36
 def RA(accuracy): # tensor or array `[R, T+1, T]`, percent, row 0 before training → `[R]`
     "Retained accuracy: the mean over all tasks after the last one."
     return accuracy[:, -1].mean(1)
@@ -225,7 +225,7 @@ def AAA(accuracy): # `[R]`, nan where not all tasks seen so far were tested
     T = accuracy.shape[2]
     return sum(accuracy[:, j, :j].mean(1) for j in range(1, T + 1)) / T
 
-# %% ../nbs/08_learner.ipynb #c35
+# %% ../nbs/08_learner.ipynb #c37
 @dataclass
 class Run:
     "Where a run stands, and in the end its result."
@@ -252,7 +252,7 @@ class Run:
     LA = property(lambda self: LA(self.so_far)) # [R]
     AAA = property(lambda self: AAA(self.so_far)) # [R]
 
-# %% ../nbs/08_learner.ipynb #c36
+# %% ../nbs/08_learner.ipynb #c38
 @patch
 def rows(self:Run):
     "The matrix as tidy rows in a pandas frame; `task_trained` 0 is before training."
@@ -273,7 +273,7 @@ def __repr__(self:Run):
             f'{n} seed{"s"[:n > 1]}{done}): {found}trained {self.train_seconds:.1f} s, '
             f'tested {self.test_seconds:.1f} s')
 
-# %% ../nbs/08_learner.ipynb #c39
+# %% ../nbs/08_learner.ipynb #c41
 class Callback:
     "Told how a run is going; override what is of interest."
     def begin(self, loop): "Before anything is trained or tested."
@@ -282,7 +282,7 @@ class Callback:
     def after_test(self, loop): "A row of the accuracy matrix has been filled."
     def end(self, loop): "The run is over, or has failed."
 
-# %% ../nbs/08_learner.ipynb #c40
+# %% ../nbs/08_learner.ipynb #c42
 class Bar(Callback):
     "A progress bar over all samples, with the time left and the retained accuracy so far."
     def begin(self, loop):
@@ -303,7 +303,7 @@ class Told(Callback):
     def __init__(self, f): self.f = f
     def after_block(self, loop): self.f(loop.run.samples, sum(loop.stream.sizes))
 
-# %% ../nbs/08_learner.ipynb #c42
+# %% ../nbs/08_learner.ipynb #c44
 TESTS = 'all', 'seen', 'new' # what to test after each task
 
 def _tested(test:str, j:int, T:int)->list:
@@ -324,7 +324,7 @@ def validate(learner:Learner, stream, protocol:str, block=None, test:str='all'):
     if learner.uses_task and stream.scenario != 'task': warnings.warn(f'{learner.method} is told '
         f'the task of every test sample of {stream.name}, other methods are not', stacklevel=4)
 
-# %% ../nbs/08_learner.ipynb #c44
+# %% ../nbs/08_learner.ipynb #c48
 class Loop:
     "A run under way: a learner, its stream, and where they stand."
     def __init__(self, learner, stream, protocol, block, test, chunk, callbacks):
@@ -349,7 +349,7 @@ class Loop:
         for c in self.callbacks: getattr(c, event)(self)
         self.lap()
 
-# %% ../nbs/08_learner.ipynb #c46
+# %% ../nbs/08_learner.ipynb #c50
 @patch
 def learn(self:Loop):
     "Learn the rest of the current task."
@@ -390,7 +390,7 @@ def go(self:Loop)->Run:
         return run
     finally: self.tell('end')
 
-# %% ../nbs/08_learner.ipynb #c47
+# %% ../nbs/08_learner.ipynb #c51
 def fit(
     learner:Learner,
     stream, # what to learn, made for the same seeds
@@ -407,7 +407,7 @@ def fit(
     own = any(isinstance(m, Replicated) for m in learner.modules()) # may be large: use all threads
     with nullcontext() if own else one_thread(): return loop.go()
 
-# %% ../nbs/08_learner.ipynb #c60
+# %% ../nbs/08_learner.ipynb #c64
 def deal(
     B:int, # samples in the block
     b:int, # rounds
@@ -432,28 +432,55 @@ def deal(
     p = shuffle(B, passes)[..., :per_pass*(n_tr + n_val)].reshape(R, -1, n_tr + n_val)[:, :b]
     return p[..., :n_tr], p[..., n_tr:]
 
-# %% ../nbs/08_learner.ipynb #c63
+# %% ../nbs/08_learner.ipynb #c67
 class Batches:
     "Rows of several pools of samples, for every round of a block."
     def __init__(self,
         parts, # list of (x [R, N, d], y [R, N], positions [R, b, k]); after the first, x may be bytes
-    ):
+    ): # a part may also have outputs to be matched [R, N, C], and how strongly [k]
         self.pools, self.dtype = parts, parts[0][0].dtype
         self.R, (_, self.b, _) = len(parts[0][0]), parts[0][2].shape
         self.parts = [] # positions in the flattened pool, rounds first: the loop only selects rows
-        for x, y, idx in parts:
+        for x, y, idx, *goal in (p[:4] for p in parts):
             at = idx + torch.arange(self.R, device=idx.device)[:, None, None]*x.shape[1]
-            self.parts.append((x.flatten(0, 1), y.flatten(), at.transpose(0, 1).flatten(1)))
+            self.parts.append((x.flatten(0, 1), y.flatten(), at.transpose(0, 1).flatten(1),
+                               *(z.flatten(0, 1) for z in goal)))
+        like = next((p[3] for p in parts if p[3:]), None)
+        if like is None: self.pull = None
+        else: # samples without a goal have one of zeros, and no pull towards it
+            none = [like.new_zeros(p[2].shape[2]) for p in parts]
+            self.pull = torch.cat([p[4] if p[3:] else n for p, n in zip(parts, none)])
+            self.none = [n[None, :, None].expand(self.R, -1, like.shape[2]) for n in none]
 
     def __len__(self): return self.b
 
-    def __getitem__(self, i:int)->tuple[Tensor, Tensor]: # x [R, B, d], y [R, B] of round i
-        xs = [decode(x.index_select(0, at[i]), self.dtype).unflatten(0, (self.R, -1))
-              for x, _, at in self.parts]
-        ys = [y.index_select(0, at[i]).view(self.R, -1) for _, y, at in self.parts]
-        return (torch.cat(xs, 1), torch.cat(ys, 1)) if len(xs) > 1 else (xs[0], ys[0])
+# %% ../nbs/08_learner.ipynb #c68
+def _join(ts:list)->Tensor: return torch.cat(ts, 1) if len(ts) > 1 else ts[0]
 
-# %% ../nbs/08_learner.ipynb #c66
+@patch
+def __getitem__(self:Batches,
+    i, # a number, or a tensor that holds one
+)->tuple: # x [R, B, d] and y [R, B] of round i; goal [R, B, C] and pull [B], if any are to be matched
+    ats = [p[2][i].flatten() for p in self.parts]
+    take = lambda pool, at: pool.index_select(0, at).unflatten(0, (self.R, -1))
+    x = _join([decode(take(p[0], at), self.dtype) for p, at in zip(self.parts, ats)])
+    y = _join([take(p[1], at) for p, at in zip(self.parts, ats)])
+    if self.pull is None: return x, y
+    goal = [take(p[3], at) if p[3:] else n for p, at, n in zip(self.parts, ats, self.none)]
+    return x, y, _join(goal), self.pull
+
+# %% ../nbs/08_learner.ipynb #c71
+def matched(
+    M, # a memory; if α is positive, with a field `output`
+    k:int, # samples of it in a batch
+    alpha:float, # weight of the mean squared difference
+)->tuple: # what a part of `Batches` has besides samples, labels and positions
+    "The outputs to be matched, and how strongly."
+    if not alpha: return ()
+    C = M.output.shape[2]
+    return M.output, M.output.new_full((k,), 2*alpha/(k*C))
+
+# %% ../nbs/08_learner.ipynb #c74
 def network(info:StreamInfo, s, rng:Rng)->MLP:
     "The network that all methods share."
     return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
@@ -470,7 +497,7 @@ class Networked(Learner):
 
     def predict(self, x, t): return functional_call(self.model, self.predicting, (x,))
 
-# %% ../nbs/08_learner.ipynb #c68
+# %% ../nbs/08_learner.ipynb #c76
 EVERY = 10 # rounds between two looks at decay and average
 
 class Averaged(Networked):

@@ -106,11 +106,14 @@ class MLP(nn.Module):
 def losses(
     logits:Tensor, # `[R, B, C]`
     y:Tensor, # labels, `[R, B]` or `[1, B]`
+    goal:Tensor|None=None, # outputs to be matched, `[R, B, C]`
+    pull:Tensor|None=None, # how strongly, `[B]`
 )->Tensor: # `[R]`
     "Mean cross-entropy of each replica; their sum gives every replica its own gradient."
     y = y.expand(logits.shape[:2])
     each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction='none')
-    return each.view(y.shape).mean(1)
+    loss = each.view(y.shape).mean(1)
+    return loss if goal is None else loss + ((logits - goal).square().sum(2)*pull).sum(1)/2
 
 # %% ../nbs/04_models.ipynb #c16
 def accuracy(
@@ -192,13 +195,15 @@ def signals(
     y:Tensor, # labels, `[R, B]`
     weight:Tensor|None=None, # of every sample, `[R, B]` or `[1, B]`; 1/B if not given
     first:Tensor|None=None, # what the first layer makes of `x`, if it is known already
+    goal:Tensor|None=None, pull:Tensor|None=None, # outputs to be matched: see `losses`
 ): # (input, error) of every layer, and the logits `[R, B, C]`
     "Forward and backward on the weighted cross-entropy: what all gradients are made of."
     *hidden, (W, b) = layers
     hs = outputs(hidden, x, first)
     Z = baddbmm(b.mT, W.mT, hs[-1].mT)
     e = Z.softmax(1).sub_(one_hot(y, W.shape[2], W.dtype))
-    e = (e.div_(y.shape[1]) if weight is None else e.mul_(weight[:, None])).mT
+    e = e.div_(y.shape[1]) if weight is None else e.mul_(weight[:, None])
+    e = (e if goal is None else e.addcmul_(Z - goal.mT, pull)).mT
     below = errors(hidden, hs, bmm(e, W.mT)) if hidden else []
     return list(zip(hs, [*below, e])), Z.mT
 
@@ -226,10 +231,12 @@ def mlp_step(
     y:Tensor, # labels, `[R, B]` or `[1, B]`
     lr:float, # step size
     weight:Tensor|None=None, # of every sample, `[R, B]`; 1/B if not given
+    goal:Tensor|None=None, pull:Tensor|None=None, # outputs to be matched: see `losses`
 )->Tensor: # logits before the step, `[R, B, C]`
     "One step of plain gradient descent of every replica, in place."
     layers, R = layers_of(model), len(model.layers[0].weight)
-    pairs, logits = signals(layers, x.expand(R, -1, -1), y.expand(R, -1), weight)
+    x, y = x.expand(R, -1, -1), y.expand(R, -1)
+    pairs, logits = signals(layers, x, y, weight, goal=goal, pull=pull)
     descend(layers, pairs, lr)
     return logits
 
@@ -238,21 +245,25 @@ def gradients(
     model:nn.Module, # one copy per replica
     x:Tensor, # `[R, B, …]`
     y:Tensor, # `[R, B]`
+    *match, # outputs to be matched, and how strongly: see `losses`
 )->list: # in the order of `model.parameters()`
     "Gradients of every replica's mean cross-entropy, by autograd."
     with torch.enable_grad():
-        return list(torch.autograd.grad(losses(model(x), y).sum(), list(model.parameters())))
+        loss = losses(model(x), y, *match).sum()
+        return list(torch.autograd.grad(loss, list(model.parameters())))
 
 def sgd_step(
     model:nn.Module, # changed in place
     x:Tensor, y:Tensor, # `[R, B, …]` and `[R, B]`
     lr:float, # step size
+    *match, # outputs to be matched, and how strongly: see `losses`
 ):
     "One SGD step of every replica on its mini-batch: by hand for the `MLP`, else by autograd."
-    if type(model) is MLP: mlp_step(model, x, y, lr)
+    if type(model) is MLP: mlp_step(model, x, y, lr, None, *match)
     else:
         with torch.no_grad():
-            torch._foreach_add_(list(model.parameters()), gradients(model, x, y), alpha=-lr)
+            grads = gradients(model, x, y, *match)
+            torch._foreach_add_(list(model.parameters()), grads, alpha=-lr)
 
 # %% ../nbs/04_models.ipynb #c41
 @dataclass

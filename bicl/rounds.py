@@ -6,8 +6,8 @@
 __all__ = ['WIDTH', 'TILE', 'Lists', 'Net', 'Feed', 'Work', 'Rule', 'SPARSE', 'BYTES', 'fours', 'add_block', 'times',
            'add_outers', 'row_dots', 'make_lists', 'list_inputs', 'add_listed', 'add_outer_listed', 'take_inputs',
            'make_net', 'make_work', 'up', 'down', 'head_errors', 'curvature', 'inner_step', 'adjoint', 'inner_steps',
-           'bicl_rounds', 'er_rounds', 'side_by_side', 'gathered', 'fed', 'Replica', 'run_rounds', 'make_rule',
-           'narrow', 'bicl_fits', 'bicl_compiled', 'er_compiled']
+           'bicl_rounds', 'er_rounds', 'side_by_side', 'gathered', 'matched_by', 'fed', 'Replica', 'run_rounds',
+           'make_rule', 'narrow', 'bicl_fits', 'bicl_compiled', 'er_compiled']
 
 # %% ../nbs/16_rounds.ipynb #c2
 import numpy as np
@@ -16,11 +16,11 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .arithmetic import aligned, can_compile, compiled, record
-from .bilevel import BiCL
+from .bilevel import BiCL, BiCLPlus
 from .compiled import each_replica, weights_of
 from .learner import EVERY
 from .models import register_engine
-from .replay import ER
+from .replay import ER, DERPlus
 from .streams import encode
 
 # %% ../nbs/16_rounds.ipynb #c5
@@ -346,27 +346,36 @@ def side_by_side(
     out = []
     for side in sides:
         out += (a := [f(*part) for part in side])
-        out.append(a[0].new_full((len(a[0]), -sum(c.shape[1] for c in a) % 4), -1))
+        absent = -sum(c.shape[1] for c in a) % 4
+        out.append(a[0].new_full((len(a[0]), absent, *a[0].shape[2:]), -1))
     return torch.cat(out, 1).contiguous().numpy()
 
 def gathered(sides, r:int, bytes:bool)->tuple[Tensor, np.ndarray]: # samples `[N, d]`, ids `[b, S]`
     "All samples that replica `r` uses in a block, and which ones in each round."
     pools, n = {}, 0 # of every pool: where its samples begin, how many there are, and they themselves
-    for x, _, idx in sum(sides, []):
+    for x, _, idx, *_ in sum(sides, []):
         held = pools.setdefault(id(x), [0, 0, x])
         held[1] = max(held[1], int(idx[r].max()) + 1)
     for held in pools.values(): held[0], n = n, n + held[1]
     xs = [encode(x[r, :k]) if bytes and x.dtype != torch.uint8 else x[r, :k] for _, k, x in pools.values()]
-    return torch.cat(xs), side_by_side(sides, lambda x, y, idx: idx[r] + pools[id(x)][0])
+    return torch.cat(xs), side_by_side(sides, lambda x, y, idx, *_: idx[r] + pools[id(x)][0])
+
+def matched_by(sides, r:int, dtype)->tuple[np.ndarray, np.ndarray]: # goal `[b, S, C or 0]`, pull `[S]`
+    "The outputs that replica `r` is to match in a block, and how strongly."
+    C = next((p[3].shape[2] for p in sum(sides, []) if p[3:]), 0)
+    none = lambda *shape: torch.zeros(shape, dtype=dtype)
+    goal = lambda x, y, idx, *m: m[0][r][idx[r]] if m else none(*idx.shape[1:], C)
+    pull = lambda x, y, idx, *m: m[1][None] if m else none(1, idx.shape[2])
+    return side_by_side(sides, goal), side_by_side(sides, pull)[0]
 
 def fed(sides, r:int, bytes:bool, dtype)->Feed:
-    "What replica `r` is fed with in a block; without outputs to be matched."
+    "What replica `r` is fed with in a block."
     x, ids = gathered(sides, r, bytes)
-    y, n, like = side_by_side(sides, lambda x, y, idx: y[r][idx[r]]), len(x), BYTES[dtype].dtype
+    y, n, like = side_by_side(sides, lambda x, y, idx, *_: y[r][idx[r]]), len(x), BYTES[dtype].dtype
     sparse, value = (x != 0).double().mean() < SPARSE, BYTES[dtype] if bytes else BYTES[dtype][:0]
     lists = make_lists(n*sparse, x.numel()*sparse, like)
     if sparse: list_inputs(x.numpy(), value, lists, 0, 0)
-    goal, pull = aligned(*y.shape, 0, dtype=like), aligned(y.shape[1], dtype=like)
+    goal, pull = matched_by(sides, r, dtype)
     return Feed(ids, lists, (x[:, :0] if sparse else x).contiguous().numpy(), value, y, goal, pull)
 
 # %% ../nbs/16_rounds.ipynb #c38
@@ -431,7 +440,7 @@ def narrow(learner)->bool: # can the network be padded?
 def bicl_fits(learner)->bool:
     "Can the compiled rounds do what this learner's settings ask for?"
     s = learner.settings
-    return (type(learner) is BiCL and learner.fast and narrow(learner) and s.outer == 'sgd'
+    return (type(learner) in (BiCL, BiCLPlus) and learner.fast and narrow(learner) and s.outer == 'sgd'
             and s.inner in ('adam', 'sgd') and s.outer_loss == 'mean'
             and s.hypergradient in ('exact', 'first-order', 'printed'))
 
@@ -454,4 +463,4 @@ def er_compiled(learner, batches)->Tensor:
     return run_rounds(learner, made, learner.params, er_rounds, learner.settings.lr)
 
 register_engine('bicl', bicl_compiled, bicl_fits)
-register_engine('er', er_compiled, lambda learner: type(learner) is ER and narrow(learner))
+register_engine('er', er_compiled, lambda learner: type(learner) in (ER, DERPlus) and narrow(learner))

@@ -24,6 +24,7 @@ CASES = { # method → settings of one or more runs
     'EWC': [dict(samples=30), dict(online=True, decay=.5, batch=4)],
     'ER': [dict(lr=.05, average=50, task_beta=.7), dict(single=True, rounds=.2, lr=.01),
            dict(replayed=7, current=5, weight_decay=1e-4)],
+    'DER++': [dict(average=50, task_beta=.7), dict(replayed=7, current=5, alpha=.4, weight_decay=1e-4)],
     'MER': [dict(batches=2, replayed=5), dict(batches=2, replayed=5, algorithm=6, gamma=.3),
             dict(batches=1, replayed=5, engine='torch', gamma=.5)],
     'GEM': [dict(margin=.5), dict(batch=4)],
@@ -37,6 +38,9 @@ CASES = { # method → settings of one or more runs
              dict(rounds=.3, hidden=(20, 20), split='vertical'), dict(inner='ridge', rounds=.3),
              dict(beta_lam=.5, beta_w=.7, rounds=.3), # averaged and pulled
              dict(task_first=True, beta_lam=.7, task_beta_lam=.5, average=0, rounds=.3)],
+    'BiCL++': [dict(), dict(K=3, inner='sgd', inner_lr=.1, alpha_inner=.3, alpha_outer=.2),
+               dict(hypergradient='implicit', damping=30., separate=True), dict(outer_loss='softmax', store='ring'),
+               dict(rounds=.3, hidden=(20, 20), split='reversed', outer='adam', outer_lr=.001)],
     'VAE-naive': [TINY], 'VAE-EWC': [TINY], 'VAE-Joint': [TINY],
     'VAE-ER': [TINY | dict(replayed=9)], 'VAE-BiCL': [TINY | dict(replayed=9, K=2)],
     'VAE-BiCL-reversed': [TINY | dict(replayed=9, split='reversed')],

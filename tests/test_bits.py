@@ -11,7 +11,7 @@ from conftest import shared_folder
 from filelock import FileLock
 
 HERE = Path(__file__).parent
-COMPILED = ('Online', 'EWC', 'GEM', 'MER', 'BiCL', 'ER')
+COMPILED = ('Online', 'EWC', 'GEM', 'MER', 'BiCL', 'BiCL++', 'ER', 'DER++')
 
 def run(cache, *args):
     "What bits.py prints with this cache folder, and what it says on the side."

@@ -15,11 +15,12 @@ from pretend import ACTIVE, Mixed, launches, pretend, watched
 from torch import nn
 
 from bicl import baselines, bilevel, compiled, gem, generative, replay, vae  # noqa: F401  (they register)
+from bicl.bilevel import Replayed, StaticRound
 from bicl.checkpoint import check_learner
 from bicl.core import Rng, pick_device
-from bicl.hypergrad import HYPERGRADIENTS, Options, Replayed, StaticRound
+from bicl.hypergrad import HYPERGRADIENTS, Options
 from bicl.jobs import Job, result_rows
-from bicl.learner import METHODS, find_method, fit, info_of, make_learner
+from bicl.learner import METHODS, Batches, find_method, fit, info_of, make_learner
 from bicl.models import MLP, Replicated, only
 from bicl.solvers import SGD, GraphAdam
 from bicl.streams import make_stream
@@ -30,8 +31,11 @@ BICL += [dict(K=3), dict(inner='sgd', K=2), dict(outer='adam', separate=True), d
          dict(outer_loss='softmax', store='k-center', bisection='fixed', beta_lam=.5, beta_w=.5, average=0),
          dict(weight_decay=1e-4, average=10), dict(inner='ridge'), dict(inner='ridge', hypergradient='first-order', store='ring'),
          dict(inner='ridge', separate=True, outer='adam', outer_lr=.001)]
+PLUS = [dict(hypergradient=h, rounds=.2) for h in HYPERGRADIENTS]
+PLUS += [dict(split='reversed', rounds=.2), dict(split='vertical', rounds=.2), dict(K=3, alpha_inner=0.), dict(outer='adam', separate=True),
+         dict(outer_loss='max', store='ring'), dict(outer_loss='softmax', store='k-center', average=0)]
 CASES = {m: MORE.get(m, [{}]) for m in OURS} | {
-    'BiCL': BICL, 'Online': [dict(batch=4, passes=2)], 'EWC': [{}, dict(online=True, decay=.9)],
+    'BiCL': BICL, 'BiCL++': PLUS, 'Online': [dict(batch=4, passes=2)], 'EWC': [{}, dict(online=True, decay=.9)],
     'GEM': [dict(margin=.5), dict(batch=4)],
     'MER': [dict(batches=2, replayed=2, gamma=.5), dict(batches=2, replayed=2, algorithm=6, engine='torch')]}
 SHORT = dict(hidden=(20, 20))
@@ -118,7 +122,7 @@ def test_rotations_and_a_network_of_ones_own():
         learner.observe(next(iter(s.blocks(0, size=6))))
         fit(make_learner('ER', s, memory=8), s, block=6, test='new', progress=False)
 
-@pytest.mark.parametrize('method', ['BiCL', 'EWC'])
+@pytest.mark.parametrize('method', ['BiCL', 'BiCL++', 'EWC', 'DER++'])
 def test_stopped_and_resumed_on_a_gpu(method):
     with pretend():
         s, small = short_stream(method, 'cuda')
@@ -153,23 +157,24 @@ def test_rows_say_the_kind_of_device():
 
 # ---- a recorded round
 
-def plan(seed, R=2, b=8, d=12):
-    "Two pools of samples, and which rows of them the rounds of a block use."
+def plan(seed, device, goals, R=2, b=8, d=12):
+    "The batches of a block from two pools of samples; outputs of the second may have to be matched."
     rng = Rng(range(seed, seed + R), 'plan')
-    for N, k in ((30, 5), (40, 7)):
-        rows = rng.integers(N, b, k) + N*torch.arange(R)[:, None, None]
-        yield rng.uniform(N, d).flatten(0, 1), rng.integers(5, N).flatten(), rows.transpose(0, 1).flatten(1)
+    parts = [[rng.uniform(N, d), rng.integers(5, N), rng.integers(N, b, k)] for N, k in ((30, 5), (40, 7))]
+    if goals: parts[1] += rng.normal(40, 5), torch.full((7,), .02)
+    return Batches([[t.to(device) for t in p] for p in parts])
 
 @pytest.mark.parametrize('how', [Options(), Options(K=2, outer='max'), Options(method='first-order')], ids=str)
 @pytest.mark.parametrize('inner', [GraphAdam(.01), SGD(.1)], ids=str)
-def test_a_round_is_recorded_once_and_replayed(how, inner):
+@pytest.mark.parametrize('goals', [False, True])
+def test_a_round_is_recorded_once_and_replayed(how, inner, goals):
     "The graph of the fourth round does all later ones, of this block and of the next; it costs one launch."
     def rounds(device):
         model = MLP(Rng(range(2), 'net', device), (12, 8, 8, 5))
-        static = StaticRound(model, [[t.to(device) for t in p] for p in plan(0)], 6, inner, how)
+        static = StaticRound(model, plan(0, device, goals), 6, inner, how)
         step = Replayed(static, torch.device(device))
         for block in range(2):
-            static.load([[t.to(device) for t in p] for p in plan(10*block)], static.state | dict(step=8*block*how.K))
+            static.load(plan(10*block, device, goals), static.state | dict(step=8*block*how.K))
             for i in range(8): step()
         if device == 'cuda':
             static.i.zero_()
