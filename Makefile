@@ -16,8 +16,8 @@ META    := settings.ini setup.py pyproject.toml
 NBS     := $(shell find nbs -name '*.ipynb' -not -path '*/.*')
 SITE    := $(wildcard nbs/_site/*.*)
 REPORTS := $(shell find reports -type f 2>/dev/null)
-# every grid but the search for settings, which is not of the paper: `bicl_run search` does it
-GRIDS   := $(filter-out search,$(basename $(notdir $(wildcard nbs/experiments/grids/*.yaml))))
+# every grid but the searches for settings, which are not of the paper: `bicl_run search` does one
+GRIDS   := $(filter-out search%,$(basename $(notdir $(wildcard nbs/experiments/grids/*.yaml))))
 RUN     := $(VENV)/.installed
 DEV     := $(VENV)/.installed-dev
 BENCH   := $(VENV)/.installed-bench

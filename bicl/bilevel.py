@@ -17,8 +17,8 @@ from torch import Tensor
 from .core import Rng, Settings, within
 from .hypergrad import (HYPERGRADIENTS, OUTER, CrossEntropy, Options, head_round,
                             head_weights, hypergradient, solved_head)
-from .learner import Averaged, Batches, deal, matched, network, register_method
-from .memory import KCenter, Reservoir, Ring, SplitMemory
+from .learner import Averaged, network, register_method
+from .memory import Batches, KCenter, Reservoir, Ring, SplitMemory, deal, matched
 from .models import MLP, VerticalMLP, engine, flatten, register_engine, split
 from .reptile import Level
 from .solvers import SGD, Adam, GraphAdam, Ridge, Slots

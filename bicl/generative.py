@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from .baselines import Springs, mean_squares
 from .core import Settings, within
 from .hypergrad import hypergradient
-from .learner import Learner, deal, register_method
-from .memory import Reservoir
+from .learner import Learner, register_method
+from .memory import Reservoir, deal
 from .models import baddbmm, bmm, errors, flatten, layers_of, outputs
 from .reptile import Level
 from .solvers import Adam, Slots

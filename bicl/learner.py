@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'TESTS', 'EVERY', 'StreamInfo', 'info_of', 'Learner', 'Method', 'register_method', 'find_method',
            'best_settings', 'make_settings', 'resolve', 'make_learner', 'evaluate', 'NotFinite', 'Watch', 'RA', 'LA',
-           'AAA', 'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'matched', 'network',
-           'Networked', 'Averaged']
+           'AAA', 'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'network', 'Networked', 'Averaged']
 
 # %% ../nbs/08_learner.ipynb #c2
 import time, warnings
@@ -24,7 +23,6 @@ from torch.func import functional_call
 from .core import Rng, Settings, load_yaml, one_thread, project_root, unknown
 from .models import MLP, Replicated, engine
 from .reptile import Average, shrink
-from .streams import decode
 
 # %% ../nbs/08_learner.ipynb #c5
 @dataclass(frozen=True)
@@ -408,79 +406,6 @@ def fit(
     with nullcontext() if own else one_thread(): return loop.go()
 
 # %% ../nbs/08_learner.ipynb #c64
-def deal(
-    B:int, # samples in the block
-    b:int, # rounds
-    n:int, # samples for each side in each round
-    rng:Rng,
-    fixed:bool=False, # keep one bisection for all rounds
-)->tuple[Tensor, Tensor]: # positions in the block for training and validation, both [R, b, ·]
-    "Deal the samples of a block to `b` training and validation batches."
-    if B == 1:
-        return (one := torch.zeros(len(rng.seeds), b, 1, dtype=torch.int64, device=rng.key.device)), one
-    half, R = B//2, len(rng.seeds)
-    n_tr, n_val = sizes = min(n, half), min(n, B - half)
-    per_pass = half//n_tr if fixed else B//(n_tr + n_val)
-    shuffle = lambda size, passes: rng.bits(passes, size).argsort(-1)
-    passes = -(-b//per_pass)
-    if fixed:
-        first = shuffle(B, 1)
-        sides = [first[:, 0, s][
-                    torch.arange(R, device=first.device)[:, None, None], shuffle(m, passes)]
-                 for s, m in ((slice(half), half), (slice(half, B), B - half))]
-        return tuple(s[..., :per_pass*k].reshape(R, -1, k)[:, :b] for s, k in zip(sides, sizes))
-    p = shuffle(B, passes)[..., :per_pass*(n_tr + n_val)].reshape(R, -1, n_tr + n_val)[:, :b]
-    return p[..., :n_tr], p[..., n_tr:]
-
-# %% ../nbs/08_learner.ipynb #c67
-class Batches:
-    "Rows of several pools of samples, for every round of a block."
-    def __init__(self,
-        parts, # list of (x [R, N, d], y [R, N], positions [R, b, k]); after the first, x may be bytes
-    ): # a part may also have outputs to be matched [R, N, C], and how strongly [k]
-        self.pools, self.dtype = parts, parts[0][0].dtype
-        self.R, (_, self.b, _) = len(parts[0][0]), parts[0][2].shape
-        self.parts = [] # positions in the flattened pool, rounds first: the loop only selects rows
-        for x, y, idx, *goal in (p[:4] for p in parts):
-            at = idx + torch.arange(self.R, device=idx.device)[:, None, None]*x.shape[1]
-            self.parts.append((x.flatten(0, 1), y.flatten(), at.transpose(0, 1).flatten(1),
-                               *(z.flatten(0, 1) for z in goal)))
-        like = next((p[3] for p in parts if p[3:]), None)
-        if like is None: self.pull = None
-        else: # samples without a goal have one of zeros, and no pull towards it
-            none = [like.new_zeros(p[2].shape[2]) for p in parts]
-            self.pull = torch.cat([p[4] if p[3:] else n for p, n in zip(parts, none)])
-            self.none = [n[None, :, None].expand(self.R, -1, like.shape[2]) for n in none]
-
-    def __len__(self): return self.b
-
-# %% ../nbs/08_learner.ipynb #c68
-def _join(ts:list)->Tensor: return torch.cat(ts, 1) if len(ts) > 1 else ts[0]
-
-@patch
-def __getitem__(self:Batches,
-    i, # a number, or a tensor that holds one
-)->tuple: # x [R, B, d] and y [R, B] of round i; goal [R, B, C] and pull [B], if any are to be matched
-    ats = [p[2][i].flatten() for p in self.parts]
-    take = lambda pool, at: pool.index_select(0, at).unflatten(0, (self.R, -1))
-    x = _join([decode(take(p[0], at), self.dtype) for p, at in zip(self.parts, ats)])
-    y = _join([take(p[1], at) for p, at in zip(self.parts, ats)])
-    if self.pull is None: return x, y
-    goal = [take(p[3], at) if p[3:] else n for p, at, n in zip(self.parts, ats, self.none)]
-    return x, y, _join(goal), self.pull
-
-# %% ../nbs/08_learner.ipynb #c71
-def matched(
-    M, # a memory; if α is positive, with a field `output`
-    k:int, # samples of it in a batch
-    alpha:float, # weight of the mean squared difference
-)->tuple: # what a part of `Batches` has besides samples, labels and positions
-    "The outputs to be matched, and how strongly."
-    if not alpha: return ()
-    C = M.output.shape[2]
-    return M.output, M.output.new_full((k,), 2*alpha/(k*C))
-
-# %% ../nbs/08_learner.ipynb #c74
 def network(info:StreamInfo, s, rng:Rng)->MLP:
     "The network that all methods share."
     return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
@@ -497,7 +422,7 @@ class Networked(Learner):
 
     def predict(self, x, t): return functional_call(self.model, self.predicting, (x,))
 
-# %% ../nbs/08_learner.ipynb #c76
+# %% ../nbs/08_learner.ipynb #c66
 EVERY = 10 # rounds between two looks at decay and average
 
 class Averaged(Networked):

@@ -13,8 +13,8 @@ from fastcore.basics import patch
 
 from .baselines import sgd
 from .core import Settings, within
-from .learner import Averaged, Batches, Networked, deal, matched, register_method
-from .memory import Reservoir
+from .learner import Averaged, Networked, register_method
+from .memory import Batches, Reservoir, deal, matched
 from .models import engine, sgd_step
 from .reptile import Anchor
 from .streams import Block, decode

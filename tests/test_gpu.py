@@ -20,7 +20,8 @@ from bicl.checkpoint import check_learner
 from bicl.core import Rng, pick_device
 from bicl.hypergrad import HYPERGRADIENTS, Options
 from bicl.jobs import Job, result_rows
-from bicl.learner import METHODS, Batches, find_method, fit, info_of, make_learner
+from bicl.learner import METHODS, find_method, fit, info_of, make_learner
+from bicl.memory import Batches
 from bicl.models import MLP, Replicated, only
 from bicl.solvers import SGD, GraphAdam
 from bicl.streams import make_stream
