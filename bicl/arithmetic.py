@@ -16,6 +16,7 @@ from dis import get_instructions
 from functools import lru_cache
 from importlib import import_module
 from inspect import getsource
+from itertools import product
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -380,22 +381,24 @@ _shown = WeakKeyDictionary() # stream: what was listed of its test pictures
 
 @torch.inference_mode()
 def test_compiled(learner:Networked, stream, tasks=None, chunk:int=500)->Tensor:
-    "The same as `evaluate`, where replicas share test pictures; each replica goes its own way."
-    tasks, y = range(stream.T) if tasks is None else tasks, stream.test_y.split(chunk)
-    common = [stream.view.common(stream, t) if stream.held is None else None for t in tasks]
+    "The same as `evaluate`, where test pictures can be listed once; each replica goes its own way."
+    tasks = range(stream.T) if tasks is None else tasks
+    common, ps = [stream.view.common(stream, t) for t in tasks], list(learner.predicting.values())
     if None in common: return evaluate(learner, stream, tasks, chunk)
     hits, known = torch.zeros(learner.R, len(tasks), dtype=torch.int64), _shown.setdefault(stream, {})
-    ps = list(learner.predicting.values())
-    for i, (x, order) in enumerate(common):
-        key = x.data_ptr(), len(x), chunk # x is kept, so that no other pictures get its address
-        if key not in known: known[key] = Shown(stream.float(x), chunk), x
-        for r in range(learner.R):
-            (W, b), *upper = [(W[r], b[r]) for W, b in zip(ps[::2], ps[1::2])]
-            if order is not None: W = torch.empty_like(W).index_copy_(0, order[r], W)
-            for h, right in zip(known[key][0].responses(W, b), y):
-                for V, c in upper[:-1]: h = torch.addmm(c, h, V).relu_()
-                hits[r, i] += (torch.addmm(upper[-1][1], h, upper[-1][0]).argmax(1) == right).sum()
-    return 100*hits.double()/len(stream.test_y)
+    n = torch.tensor([stream.held[t].shape[1] if stream.held else len(stream.test_y) for t in tasks])
+    for (i, t), r in product(enumerate(tasks), range(learner.R)):
+        (x, order), which = common[i], (t, r % len(stream.held[t])) if stream.held else None
+        own = stream.held[t][which[1]] if which else slice(None)
+        key = x.data_ptr(), len(x), chunk, which # x is kept: no other pictures get its address
+        if key not in known: known[key] = Shown(stream.float(x[own]), chunk), x
+        (W, b), *upper = [(W[r], b[r]) for W, b in zip(ps[::2], ps[1::2])]
+        if order is not None: W = torch.empty_like(W).index_copy_(0, order[r], W)
+        for h, right in zip(known[key][0].responses(W, b), stream.test_y[own].split(chunk)):
+            for V, c in upper[:-1]: h = torch.addmm(c, h, V).relu_()
+            out = stream.masked(torch.addmm(upper[-1][1], h, upper[-1][0]), t)
+            hits[r, i] += (out.argmax(1) == right).sum()
+    return 100*hits.double()/n
 
 def can_compile(model:torch.nn.Module)->bool:
     "Can the compiled code work on this model? It knows the replica MLP on the CPU."

@@ -79,6 +79,8 @@ register_method('Online', Online, OnlineSettings, version=1, order=10, device='c
 # %% ../nbs/11_baselines.ipynb #c17
 class Independent(Learner):
     "One narrower network per task."
+    uses_task = True
+
     def __init__(self, info, settings=None):
         s = settings or OnlineSettings(lr=.01)
         super().__init__(info, s)
@@ -226,8 +228,8 @@ class EWC(Networked):
         s = settings or EWCSettings()
         super().__init__(info, s, model)
         self.springs, self.t = Springs(self.model.parameters()), 0
-        self.recent = Ring(min(s.samples, info.n), info.T, self.rng('memory'), info.d, info.dtype,
-                           bytes=info.bytes)
+        self.recent = Ring(min(s.samples, info.n), info.T, self.rng('memory'), info.shape,
+                           info.dtype, bytes=info.bytes)
 
     def get_extra_state(self): return torch.tensor(self.t)
     def set_extra_state(self, t): self.t = int(t)

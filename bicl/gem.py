@@ -95,7 +95,7 @@ def ring_for(info, s, rng:Rng)->Ring:
     n = getattr(s, 'per_task', 0) or s.memory//info.T
     if n < 1: raise ValueError(f'memory={s.memory} is smaller than the number of tasks, {info.T}: '
                                'every task needs at least one sample of its own')
-    return Ring(min(n, info.n), info.T, rng, info.d, info.dtype, bytes=info.bytes)
+    return Ring(min(n, info.n), info.T, rng, info.shape, info.dtype, bytes=info.bytes)
 
 # %% ../nbs/13_gem.ipynb #c20
 def gem_torch(

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['METHODS', 'TESTS', 'EVERY', 'StreamInfo', 'info_of', 'Learner', 'Method', 'register_method', 'find_method',
            'best_settings', 'make_settings', 'resolve', 'make_learner', 'evaluate', 'NotFinite', 'Watch', 'RA', 'LA',
-           'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'network', 'Networked',
-           'Averaged']
+           'AAA', 'Run', 'Callback', 'Bar', 'Told', 'validate', 'Loop', 'fit', 'deal', 'Batches', 'network',
+           'Networked', 'Averaged']
 
 # %% ../nbs/08_learner.ipynb #c2
-import time
+import time, warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import islice
-from math import log
+from math import log, prod
 
 import torch
 from fastcore.basics import patch
@@ -29,37 +29,33 @@ from .streams import decode
 # %% ../nbs/08_learner.ipynb #c5
 @dataclass(frozen=True)
 class StreamInfo:
-    "The shape of a stream: all that a learner may know before the first sample."
+    "All that a learner may know of a stream before the first sample."
     name:str # of the stream
     seeds:tuple # one per replica
     T:int # number of tasks
     n:int # training samples per task
-    d:int # numbers per sample
+    shape:tuple # of a sample, such as (784,) or (3, 32, 32)
     classes:int # labels are 0 … classes-1
+    scenario:str='domain' # what a new task brings, and what is told: see the chapter on streams
     device:torch.device=torch.device('cpu') # where the samples are
     dtype:torch.dtype=torch.float32 # of the samples
     bytes:bool=False # the samples are bytes divided by 255: a memory can keep them as such
 
-    @property
-    def R(self)->int: return len(self.seeds)
+    R = property(lambda self: len(self.seeds))
+    d = property(lambda self: prod(self.shape)) # numbers per sample
 
-def info_of(
-    stream, # a stream of tasks
-)->StreamInfo:
-    "The shape of `stream`."
-    return StreamInfo(stream.name, tuple(map(int, stream.seeds)), stream.T, stream.n, stream.d,
-                      stream.classes, torch.device(stream.device), stream.dtype, stream.bytes)
+def info_of(stream)->StreamInfo:
+    "What a learner may know of a stream."
+    return StreamInfo(**{f.name: getattr(stream, f.name) for f in fields(StreamInfo)})
 
 # %% ../nbs/08_learner.ipynb #c7
 class Learner(nn.Module):
     "Base of all methods: fill in `observe` and `predict`, and `end_task` if the method needs it."
     metric = 'accuracy' # what `score` measures
     fitted = False # `fit` trains a learner once
+    uses_task = False # does it need to be told the task of test samples in every scenario?
 
-    def __init__(self,
-        info:StreamInfo, # shape of the stream it will see
-        settings=None, # the method's settings: see `Settings`
-    ):
+    def __init__(self, info:StreamInfo, settings=None): # of its stream; of the method
         super().__init__()
         self.info, self.settings, self.method = info, settings, type(self).__name__
 
@@ -102,10 +98,8 @@ def register_method(
     METHODS[name] = Method(name, cls, settings, **dict(label=name) | about)
 
 # %% ../nbs/08_learner.ipynb #c15
-def find_method(
-    name:str, # in any mixture of capitals
-)->Method:
-    "The registry's entry of that name."
+def find_method(name:str)->Method:
+    "The registry's entry of that name, in any mixture of capitals."
     for k, m in METHODS.items():
         if k.lower() == str(name).lower(): return m
     raise unknown('method', name, METHODS,
@@ -129,10 +123,7 @@ def best_settings(
     return dict(found[min(sizes, key=lambda m: abs(log(max(memory, 1)/m)))])
 
 # %% ../nbs/08_learner.ipynb #c18
-def make_settings(
-    method:Method, # whose settings
-    given:dict, # names and values
-):
+def make_settings(method:Method, given:dict): # names and values
     "An instance of the method's settings, after checking every name and value."
     known = [f.name for f in fields(method.settings)]
     for k in given:
@@ -177,12 +168,13 @@ def evaluate(
     n = [0] * len(tasks)
     learner.eval()
     for i, t in enumerate(tasks):
+        told = t if stream.scenario == 'task' or learner.uses_task else None
         for x, y in stream.test(t, chunk):
-            logits, want = learner.predict(x, t), (learner.R, y.shape[1], stream.classes)
+            logits, want = learner.predict(x, told), (learner.R, y.shape[1], stream.classes)
             if tuple(logits.shape) != want: raise ValueError(
                 f'predict of {learner.method} returned {tuple(logits.shape)}, expected {want}: '
                 '(replicas, samples, classes)')
-            hits[:, i] += (logits.argmax(-1) == y).sum(1)
+            hits[:, i] += (stream.masked(logits, t).argmax(-1) == y).sum(1)
             n[i] += y.shape[1]
     learner.train(was)
     return 100 * hits.cpu().double() / torch.tensor(n)
@@ -219,9 +211,7 @@ def check(self:Watch, t:int):
                     f'{", ".join(dead)}. Try smaller steps; settings: {self.learner.settings}')
 
 # %% ../nbs/08_learner.ipynb #c34
-def RA(
-    accuracy, # tensor or array `[R, T+1, T]`, percent; row 0 is before training
-): # `[R]`
+def RA(accuracy): # tensor or array `[R, T+1, T]`, percent, row 0 before training → `[R]`
     "Retained accuracy: the mean over all tasks after the last one."
     return accuracy[:, -1].mean(1)
 
@@ -229,6 +219,11 @@ def LA(accuracy): # `[R]`
     "Learning accuracy: the mean over the tasks, each right after it was learnt."
     T = accuracy.shape[2]
     return sum(accuracy[:, i + 1, i] for i in range(T)) / T
+
+def AAA(accuracy): # `[R]`, nan where not all tasks seen so far were tested
+    "Average anytime accuracy: the mean over the tasks seen so far, averaged over all moments."
+    T = accuracy.shape[2]
+    return sum(accuracy[:, j, :j].mean(1) for j in range(1, T + 1)) / T
 
 # %% ../nbs/08_learner.ipynb #c35
 @dataclass
@@ -255,6 +250,7 @@ class Run:
     so_far = property(lambda self: self.accuracy[:, :self.task + 1, :self.task])
     RA = property(lambda self: RA(self.so_far)) # [R]
     LA = property(lambda self: LA(self.so_far)) # [R]
+    AAA = property(lambda self: AAA(self.so_far)) # [R]
 
 # %% ../nbs/08_learner.ipynb #c36
 @patch
@@ -316,15 +312,17 @@ def _tested(test:str, j:int, T:int)->list:
     return list(range(j)) if test == 'seen' else list(range(max(j - 1, 0), j))
 
 def validate(learner:Learner, stream, protocol:str, block=None, test:str='all'):
-    "Raise a `ValueError` that says what is wrong before anything is trained."
+    "Say what is wrong, or unfair, before anything is trained."
     if test not in TESTS: raise unknown('test', test, TESTS)
     if learner.fitted: raise ValueError('this learner has been trained already; make a new one')
     have, want = learner.info, info_of(stream)
-    for k in ('seeds', 'T', 'd', 'classes', 'device', 'dtype'):
+    for k in ('seeds', 'T', 'shape', 'classes', 'scenario', 'device', 'dtype'):
         a, b = getattr(have, k), getattr(want, k)
         if a != b: raise ValueError(f'the learner was made for a stream with {k}={a}, this one has '
                                     f'{k}={b}: make it with make_learner(name, stream)')
     next(iter(stream.blocks(0, protocol, block))) # says what is wrong with protocol and block
+    if learner.uses_task and stream.scenario != 'task': warnings.warn(f'{learner.method} is told '
+        f'the task of every test sample of {stream.name}, other methods are not', stacklevel=4)
 
 # %% ../nbs/08_learner.ipynb #c44
 class Loop:

@@ -12,8 +12,8 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from .core import Rng
-from .streams import Block, decode, encode, gather
+from .core import Rng, decode, encode, gather
+from .streams import Block
 
 # %% ../nbs/03_memory.ipynb #c5
 class Memory(nn.Module):
@@ -21,7 +21,7 @@ class Memory(nn.Module):
     def __init__(self,
         capacity:int, # samples to keep, for each replica
         rng:Rng, # one sequence per replica
-        d:int, # numbers per sample
+        d:int|tuple, # numbers per sample, or its shape
         dtype=torch.float32, # of the samples
         fields:dict|None=None, # further fields, name → shape, such as logits=(10,); of this dtype
         bytes:bool=False, # the samples are bytes divided by 255, and are kept as bytes
@@ -29,10 +29,11 @@ class Memory(nn.Module):
         super().__init__()
         if capacity < 1: raise ValueError(f'capacity={capacity}: a memory holds at least 1 sample')
         R, k = len(rng.seeds), dict(device=rng.key.device)
+        shape = (d,) if isinstance(d, int) else d
         self.capacity, self.n, self.fields = int(capacity), 0, tuple(fields or ())
         self.dtype, stored = dtype, torch.uint8 if bytes else dtype
         self.slots, self.draws = rng.fork('slots'), rng.fork('draws')
-        self.register_buffer('raw', torch.zeros(R, self.capacity, d, dtype=stored, **k))
+        self.register_buffer('raw', torch.zeros(R, self.capacity, *shape, dtype=stored, **k))
         self.register_buffer('y', torch.zeros(R, self.capacity, dtype=torch.int64, **k))
         self.register_buffer('task', torch.zeros(R, self.capacity, dtype=torch.int64, **k))
         self.register_buffer('seen', torch.zeros((), dtype=torch.int64, **k))
@@ -71,9 +72,9 @@ def _arrived(self:Memory, B:int):
 @patch
 def _incoming(self:Memory, block:Block, given:dict)->list:
     "What is kept of the samples of a block, checked: x, y, task and the further fields."
-    (R, _, d), x, y = self.raw.shape, block.x, block.y
-    if x.dim() != 3 or (x.shape[0], x.shape[2]) != (R, d) or y.shape != x.shape[:2]:
-        raise ValueError(f'this memory takes x [{R}, B, {d}] and y [{R}, B], but got '
+    (R, _, *d), x, y = self.raw.shape, block.x, block.y
+    if [*x.shape[:1], *x.shape[2:]] != [R, *d] or y.shape != x.shape[:2]:
+        raise ValueError(f'this memory takes x [{R}, B, {str(d)[1:]} and y [{R}, B], but got '
                          f'x {list(x.shape)} and y {list(y.shape)}')
     task = block.task if torch.is_tensor(block.task) else torch.full_like(y, block.task)
     x = encode(x) if self.raw.dtype == torch.uint8 else x.to(self.dtype)
@@ -163,7 +164,7 @@ class SplitMemory(nn.Module):
     def __init__(self,
         capacity:int, # samples to keep in both parts together, for each replica
         rng:Rng, # one sequence per replica
-        d:int, # numbers per sample
+        d:int|tuple, # numbers per sample, or its shape
         dtype=torch.float32, # of the samples
         kind=Reservoir, # what each part is: `Reservoir` or `KCenter`
         **kept, # fields and bytes: see `Memory`
@@ -195,7 +196,7 @@ class Ring(Memory):
         per_task:int, # samples to keep of each task, for each replica
         tasks:int, # number of tasks
         rng:Rng, # one sequence per replica
-        d:int, # numbers per sample
+        d:int|tuple, # numbers per sample, or its shape
         dtype=torch.float32, # of the samples
         **kept, # fields and bytes: see `Memory`
     ):
@@ -278,12 +279,12 @@ class KCenter(Memory):
         self.register_buffer('dist', torch.zeros(shape, dtype=dtype, device=rng.key.device))
 
     def distances(self, new:Tensor)->Tensor: # squares, `[R, n + B, n + B]`
-        "Between the samples held and those that arrive, `[R, B, d]` as stored."
+        "Between the samples held and those that arrive, `[R, B, …]` as stored."
         R, n, B = len(new), len(self), new.shape[1]
         out = self.dist.new_empty(R, n + B, n + B)
         for r in range(R):
-            v = decode(new[r], self.dtype)
-            x = torch.cat([decode(self.raw[r, :n], self.dtype), v])
+            v = decode(new[r], self.dtype).flatten(1)
+            x = torch.cat([decode(self.raw[r, :n], self.dtype).flatten(1), v])
             sq = x.square().sum(1)
             out[r, :n, :n] = self.dist[r, :n, :n]
             out[r, n:] = torch.addmm(sq, v, x.T, alpha=-2) + sq[n:, None]

@@ -15,7 +15,7 @@ import numpy as np, pandas as pd
 from scipy import stats
 
 from .core import Rng, project_root
-from .learner import LA, RA # with the stream loop, which prints them; offered here, too
+from .learner import AAA, LA, RA # with the stream loop, which prints them; offered here, too
 
 # %% ../nbs/20_metrics.ipynb #c5
 def as_matrix(
@@ -52,8 +52,8 @@ def forgetting(accuracy)->np.ndarray:
     return (a[:, 1:-1].max(1) - a[:, -1])[:, :-1].mean(1)
 
 # %% ../nbs/20_metrics.ipynb #c13
-METRICS = dict(RA=RA, LA=LA, BTI=BTI, FWT=FWT, forgetting=forgetting)
-HIGHER = dict(RA=True, LA=True, BTI=False, FWT=True, forgetting=False) # is more better?
+METRICS = dict(RA=RA, LA=LA, BTI=BTI, AAA=AAA, FWT=FWT, forgetting=forgetting)
+HIGHER = dict(RA=True, LA=True, BTI=False, AAA=True, FWT=True, forgetting=False) # is more better?
 
 def metrics(
     accuracy, # `[R, T+1, T]`, percent
