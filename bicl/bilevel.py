@@ -67,14 +67,15 @@ def _memory(s:BiCLSettings, info, rng:Rng):
     if s.store == 'ring':
         if s.memory < info.T: raise ValueError(
             f'memory={s.memory} is less than one sample for each of {info.T} tasks')
-        return Ring(s.memory//info.T, info.T, rng, info.d, info.dtype, bytes=info.bytes)
-    kind, like = STORES[s.store], (s.memory, rng, info.d, info.dtype)
+        return Ring(s.memory//info.T, info.T, rng, info.shape, info.dtype, bytes=info.bytes)
+    kind, like = STORES[s.store], (s.memory, rng, info.shape, info.dtype)
     if s.separate: return SplitMemory(*like, kind=kind, bytes=info.bytes)
     return kind(*like, bytes=info.bytes)
 
 def _network(s:BiCLSettings, info, rng:Rng):
     "The paper's network, or its vertical form."
     if s.split != 'vertical': return network(info, s, rng)
+    if len(info.shape) > 1: raise ValueError('split="vertical" is for rows of numbers; use "head"')
     return VerticalMLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
 
 # %% ../nbs/10_bicl.ipynb #c10

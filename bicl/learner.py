@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .core import Rng, Settings, load_yaml, one_thread, project_root, unknown
-from .models import MLP, Replicated, engine
+from .models import MLP, ConvNet, Replicated, engine
 from .reptile import Average, shrink
 from .streams import decode
 
@@ -179,7 +179,7 @@ def evaluate(
     learner.train(was)
     return 100 * hits.cpu().double() / torch.tensor(n)
 
-# %% ../nbs/08_learner.ipynb #c29
+# %% ../nbs/08_learner.ipynb #c31
 class NotFinite(RuntimeError): "Training produced infinite or undefined numbers."
 
 class Watch:
@@ -199,7 +199,7 @@ class Watch:
             self.alive &= (p.reshape(R, -1).sum(1) if own else p.sum()).isfinite()
         self.good += blocks * self.alive
 
-# %% ../nbs/08_learner.ipynb #c30
+# %% ../nbs/08_learner.ipynb #c32
 @patch
 def check(self:Watch, t:int):
     "Raise `NotFinite`, with the replicas' names, if any number was not finite."
@@ -210,7 +210,7 @@ def check(self:Watch, t:int):
     raise NotFinite(f'{self.learner.method} produced numbers that are not finite in task {t}: '
                     f'{", ".join(dead)}. Try smaller steps; settings: {self.learner.settings}')
 
-# %% ../nbs/08_learner.ipynb #c34
+# %% ../nbs/08_learner.ipynb #c36
 def RA(accuracy): # tensor or array `[R, T+1, T]`, percent, row 0 before training → `[R]`
     "Retained accuracy: the mean over all tasks after the last one."
     return accuracy[:, -1].mean(1)
@@ -225,7 +225,7 @@ def AAA(accuracy): # `[R]`, nan where not all tasks seen so far were tested
     T = accuracy.shape[2]
     return sum(accuracy[:, j, :j].mean(1) for j in range(1, T + 1)) / T
 
-# %% ../nbs/08_learner.ipynb #c35
+# %% ../nbs/08_learner.ipynb #c37
 @dataclass
 class Run:
     "Where a run stands, and in the end its result."
@@ -252,7 +252,7 @@ class Run:
     LA = property(lambda self: LA(self.so_far)) # [R]
     AAA = property(lambda self: AAA(self.so_far)) # [R]
 
-# %% ../nbs/08_learner.ipynb #c36
+# %% ../nbs/08_learner.ipynb #c38
 @patch
 def rows(self:Run):
     "The matrix as tidy rows in a pandas frame; `task_trained` 0 is before training."
@@ -273,7 +273,7 @@ def __repr__(self:Run):
             f'{n} seed{"s"[:n > 1]}{done}): {found}trained {self.train_seconds:.1f} s, '
             f'tested {self.test_seconds:.1f} s')
 
-# %% ../nbs/08_learner.ipynb #c39
+# %% ../nbs/08_learner.ipynb #c41
 class Callback:
     "Told how a run is going; override what is of interest."
     def begin(self, loop): "Before anything is trained or tested."
@@ -282,7 +282,7 @@ class Callback:
     def after_test(self, loop): "A row of the accuracy matrix has been filled."
     def end(self, loop): "The run is over, or has failed."
 
-# %% ../nbs/08_learner.ipynb #c40
+# %% ../nbs/08_learner.ipynb #c42
 class Bar(Callback):
     "A progress bar over all samples, with the time left and the retained accuracy so far."
     def begin(self, loop):
@@ -303,7 +303,7 @@ class Told(Callback):
     def __init__(self, f): self.f = f
     def after_block(self, loop): self.f(loop.run.samples, sum(loop.stream.sizes))
 
-# %% ../nbs/08_learner.ipynb #c42
+# %% ../nbs/08_learner.ipynb #c44
 TESTS = 'all', 'seen', 'new' # what to test after each task
 
 def _tested(test:str, j:int, T:int)->list:
@@ -324,7 +324,7 @@ def validate(learner:Learner, stream, protocol:str, block=None, test:str='all'):
     if learner.uses_task and stream.scenario != 'task': warnings.warn(f'{learner.method} is told '
         f'the task of every test sample of {stream.name}, other methods are not', stacklevel=4)
 
-# %% ../nbs/08_learner.ipynb #c44
+# %% ../nbs/08_learner.ipynb #c48
 class Loop:
     "A run under way: a learner, its stream, and where they stand."
     def __init__(self, learner, stream, protocol, block, test, chunk, callbacks):
@@ -349,7 +349,7 @@ class Loop:
         for c in self.callbacks: getattr(c, event)(self)
         self.lap()
 
-# %% ../nbs/08_learner.ipynb #c46
+# %% ../nbs/08_learner.ipynb #c50
 @patch
 def learn(self:Loop):
     "Learn the rest of the current task."
@@ -390,7 +390,7 @@ def go(self:Loop)->Run:
         return run
     finally: self.tell('end')
 
-# %% ../nbs/08_learner.ipynb #c47
+# %% ../nbs/08_learner.ipynb #c51
 def fit(
     learner:Learner,
     stream, # what to learn, made for the same seeds
@@ -404,10 +404,10 @@ def fit(
     "Train `learner` on `stream`, testing after every task."
     shown = [Told(progress)] if callable(progress) else [Bar()] if progress else []
     loop = Loop(learner, stream, protocol, block, test, chunk, [*callbacks, *shown])
-    own = any(isinstance(m, Replicated) for m in learner.modules()) # may be large: use all threads
+    own = any(type(m) is Replicated for m in learner.modules()) # may be large: use all threads
     with nullcontext() if own else one_thread(): return loop.go()
 
-# %% ../nbs/08_learner.ipynb #c60
+# %% ../nbs/08_learner.ipynb #c64
 def deal(
     B:int, # samples in the block
     b:int, # rounds
@@ -432,7 +432,7 @@ def deal(
     p = shuffle(B, passes)[..., :per_pass*(n_tr + n_val)].reshape(R, -1, n_tr + n_val)[:, :b]
     return p[..., :n_tr], p[..., n_tr:]
 
-# %% ../nbs/08_learner.ipynb #c63
+# %% ../nbs/08_learner.ipynb #c67
 class Batches:
     "Rows of several pools of samples, for every round of a block."
     def __init__(self,
@@ -453,10 +453,15 @@ class Batches:
         ys = [y.index_select(0, at[i]).view(self.R, -1) for _, y, at in self.parts]
         return (torch.cat(xs, 1), torch.cat(ys, 1)) if len(xs) > 1 else (xs[0], ys[0])
 
-# %% ../nbs/08_learner.ipynb #c66
-def network(info:StreamInfo, s, rng:Rng)->MLP:
-    "The network that all methods share."
-    return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
+# %% ../nbs/08_learner.ipynb #c70
+def network(info:StreamInfo, s, rng:Rng)->nn.Module:
+    "The network that all methods share: an `MLP` for rows of numbers, a `ConvNet` for pictures."
+    if len(info.shape) == 3:
+        return ConvNet(rng, info.shape, s.hidden, info.classes, dtype=info.dtype)
+    if len(info.shape) == 1:
+        return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
+    raise ValueError(f'samples of shape {info.shape} are neither rows of numbers nor pictures '
+        '(channels, height, width): make them one of these, or bring a model of your own')
 
 class Networked(Learner):
     "A learner with one network."
@@ -470,7 +475,7 @@ class Networked(Learner):
 
     def predict(self, x, t): return functional_call(self.model, self.predicting, (x,))
 
-# %% ../nbs/08_learner.ipynb #c68
+# %% ../nbs/08_learner.ipynb #c73
 EVERY = 10 # rounds between two looks at decay and average
 
 class Averaged(Networked):
