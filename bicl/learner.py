@@ -456,12 +456,8 @@ class Batches:
 # %% ../nbs/08_learner.ipynb #c70
 def network(info:StreamInfo, s, rng:Rng)->nn.Module:
     "The network that all methods share: an `MLP` for rows of numbers, a `ConvNet` for pictures."
-    if len(info.shape) == 3:
-        return ConvNet(rng, info.shape, s.hidden, info.classes, dtype=info.dtype)
-    if len(info.shape) == 1:
-        return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
-    raise ValueError(f'samples of shape {info.shape} are neither rows of numbers nor pictures '
-        '(channels, height, width): make them one of these, or bring a model of your own')
+    if len(info.shape) > 1: return ConvNet(rng, info.shape, s.hidden, info.classes, info.dtype)
+    return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
 
 class Networked(Learner):
     "A learner with one network."

@@ -401,27 +401,22 @@ def forward(self:Replicated, x:Tensor)->Tensor: # x `[R, B, …]` or `[1, B, …
     return self._each(self._plan[0], {}, x)
 
 # %% ../nbs/04_models.ipynb #c72
-def _ending(
-    plan:nn.Module, # a user's module
-    x:Tensor, # a few samples
-): # name of the layer, the rest of the module, and the names of its parameters and buffers
-    "The linear layer that a module ends in, or a `ValueError` that says why there is none."
-    calls, what = [], type(plan).__name__
-    hooks = [m.register_forward_hook(lambda m, h, z, n=n: calls.append((n, h[0], z)))
-             for n, m in plan.named_modules() if n and isinstance(m, nn.Linear)]
+def _ending(plan:nn.Module, x:Tensor): # a user's module, and a few samples for it
+    "The linear layer that a module ends in: its name, the module without it, what that one holds."
+    calls, what, note = [], type(plan).__name__, lambda n: lambda m, h, z: calls.append((n, h[0], z))
+    hooks = [m.register_forward_hook(note(n)) for n, m in plan.named_modules()
+             if n and isinstance(m, nn.Linear)]
     try: out = plan(x)
     finally: [h.remove() for h in hooks]
-    ends = [(n, h) for n, h, z in calls if z is out]
-    if not ends: raise ValueError(f'the output of {what} is not what one of its Linear layers '
-        'returned; let its forward end with self.head(…), a Linear, and nothing after it')
-    (name, h), = ends
-    layer, rest, why = plan.get_submodule(name), deepcopy(plan), ''
+    if not (ends := [(n, h) for n, h, z in calls if z is out]):
+        raise ValueError(f'the output of {what} is not what one of its Linear layers returned; '
+                         'let its forward end with self.head(…), a Linear, and nothing after it')
+    (name, h), rest, why = ends[0], deepcopy(plan), ''
     rest.set_submodule(name, nn.Identity())
-    names = {k for k, _ in plan.named_parameters()} | {k for k, _ in plan.named_buffers()}
-    ours = {k for m in (rest.named_parameters, rest.named_buffers) for k, _ in m()}
-    if layer.bias is None: why = 'has no bias; make it with bias=True'
+    all_, ours = ({k for k, _ in (*m.named_parameters(), *m.named_buffers())} for m in (plan, rest))
+    if plan.get_submodule(name).bias is None: why = 'has no bias; make it with bias=True'
     elif sum(n == name for n, *_ in calls) > 1: why = 'is called more than once'
-    elif ours != names - {f'{name}.weight', f'{name}.bias'}: why = 'shares its weights; untie them'
+    elif ours != all_ - {f'{name}.weight', f'{name}.bias'}: why = 'shares its weights; untie them'
     elif h.dim() != 2: why = f'gets {h.dim()} dimensions instead of samples × features; flatten them'
     elif not torch.equal(rest(x), h): why = 'gets other numbers than the module gives without it'
     if why: raise ValueError(f'Linear {name!r}, in which {what} ends, {why}')
@@ -432,18 +427,14 @@ def _ending(
 def end(self:Replicated, x:Tensor)->str: # the name of the layer
     "The linear layer that the module ends in, or a `ValueError` that says why there is none."
     if not self._end: # asked once
-        with torch.no_grad():
-            try: self._end.append(_ending(self._plan[0], x[0, :2]))
-            except ValueError as e: self._end.append(e)
+        try: self._end.append(torch.no_grad()(_ending)(self._plan[0], x[0, :2]))
+        except ValueError as e: self._end.append(e)
     if isinstance(self._end[0], ValueError): raise self._end[0]
     return self._end[0][0]
 
 @patch
-def features(self:Replicated,
-    x:Tensor, # `[R, B, …]` or `[1, B, …]`
-    lam:dict|None=None, # parameters to use instead of the module's own, by name
-)->Tensor: # `[R, B, h]`
-    "What the linear layer gets that the module ends in."
+def features(self:Replicated, x:Tensor, lam:dict|None=None)->Tensor: # `[R, B, h]`
+    "What the linear layer gets that the module ends in; `lam`: with these parameters, by name."
     self.end(x)
     return self._each(self._end[0][1], lam or {}, x)
 
@@ -462,14 +453,13 @@ class ConvNet(Replicated):
         dtype=torch.float32,
     ):
         def factory():
-            n, *side, layers = *shape, [Centred()]
-            for w in widths:
-                layers += [nn.Conv2d(n, w, 3, stride=2, padding=1),
-                           nn.GroupNorm(gcd(w, max(1, w//8)), w), nn.ReLU()]
-                n, side = w, [-(-s//2) for s in side]
-            return nn.Sequential(*layers, nn.Flatten(), nn.Linear(n*prod(side), classes))
-        if len(shape) != 3: raise ValueError(
-            f'shape {tuple(shape)} is not that of a picture (channels, height, width); use MLP')
+            (n, *side), layers = shape, [Centred()]
+            for n, w in zip((n, *widths), widths):
+                layers += [nn.Conv2d(n, w, 3, 2, 1), nn.GroupNorm(gcd(w, max(1, w//8)), w), nn.ReLU()]
+            side = [-(-s//2**len(widths)) for s in side]
+            return nn.Sequential(*layers, nn.Flatten(), nn.Linear(w*prod(side), classes))
+        if len(shape) != 3: raise ValueError(f'{tuple(shape)} is not that of a picture (channels, '
+                                             'height, width): reshape it, or flatten it for an MLP')
         super().__init__(factory, rng, dtype)
 
 # %% ../nbs/04_models.ipynb #c81
