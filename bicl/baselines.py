@@ -141,7 +141,7 @@ def fisher_by_sample(
     "The diagonal of the empirical Fisher information, a gradient at a time."
     each = [[g.square() for g in gradients(model, a, b)]
             for a, b in zip(x.split(1, 1), y.split(1, 1))]
-    return [torch.stack(g).mean(0) for g in zip(*each)]
+    return [sum(g)/len(g) for g in zip(*each)] # in this order, so that company changes no bit
 
 # %% ../nbs/11_baselines.ipynb #c26
 def mean_squares(

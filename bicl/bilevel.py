@@ -82,6 +82,7 @@ def _memory(s:BiCLSettings, info, rng:Rng, **kept):
 def _network(s:BiCLSettings, info, rng:Rng):
     "The paper's network, or its vertical form."
     if s.split != 'vertical': return network(info, s, rng)
+    if len(info.shape) > 1: raise ValueError('split="vertical" is for rows of numbers; use "head"')
     return VerticalMLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
 
 # %% ../nbs/10_bicl.ipynb #c10

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OUTER', 'HYPERGRADIENTS', 'Options', 'reduce', 'sample_weights', 'Autograd', 'Features', 'Solved', 'solved_head',
-           'CrossEntropy', 'Round', 'hypergradient', 'head_weights', 'head_round']
+           'Trunk', 'CrossEntropy', 'Round', 'hypergradient', 'head_weights', 'head_round']
 
 # %% ../nbs/06_hypergrad.ipynb #c2
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .models import (MLP, baddbmm, baddbmm_, bmm, by_name, descend, errors, flatten,
+from .models import (MLP, Replicated, baddbmm, baddbmm_, bmm, by_name, descend, errors, flatten,
                          layers_of, one_hot, outputs, unflatten, weight_grads)
 from .solvers import SGD, Ridge, targets
 
@@ -295,6 +295,37 @@ def solved_head(
     return ridge.step(None, (H.mT, targets(one_hot(y, C, x.dtype))), {})[0]
 
 # %% ../nbs/06_hypergrad.ipynb #c29
+class Trunk(Features):
+    "The bilevel problem of the head split for a network of one's own."
+    def __init__(self,
+        model:Replicated, # gives the architecture
+        lam:dict, # λ, everything below the head
+        x:Tensor, # training, then validation inputs, `[R, B, …]`
+        *more, # labels and so on: see `Features`
+    ):
+        self.lam = {k: t.detach().requires_grad_() for k, t in lam.items()}
+        with torch.enable_grad(): self.H = model.features(x, self.lam)
+        super().__init__([], self.H.detach(), *more) # to it, the features are what comes in
+
+    def grad(self)->dict:
+        "The hypergradient, by name: one backward pass through the trunk."
+        first = self.n if self.indirect is None else 0
+        delta = torch.cat(([] if first else [self.indirect]) + [self.direct], 1)[..., :-1]
+        with torch.enable_grad(): H = self.H[:, first:]
+        p = torch.autograd.grad(H, list(self.lam.values()), delta, allow_unused=True)
+        return {k: torch.zeros_like(t) if q is None else q for (k, t), q in zip(self.lam.items(), p)}
+
+# %% ../nbs/06_hypergrad.ipynb #c31
+def _as_matrix(v:Tensor, like:dict)->Tensor: # `[R, h+1, C]`
+    "A vector per replica, `[R, n]`, of the head's weight and bias as `Features` has them."
+    W, b = unflatten(v, like).values()
+    return torch.cat([W.mT, b[:, None]], 1)
+
+def _as_vector(m:Tensor)->Tensor:
+    "The inverse of `_as_matrix`."
+    return torch.cat([m[:, :-1].mT.flatten(1), m[:, -1]], 1)
+
+# %% ../nbs/06_hypergrad.ipynb #c34
 class CrossEntropy:
     "The loss of every sample, as a function of λ, w and a batch: (x, y) or (x, y, goal, pull)."
     def __init__(self,
@@ -316,7 +347,7 @@ class CrossEntropy:
         names = [k for k, _ in self.model.named_parameters()]
         return list(w) == names[-2:] and list(lam) == names[:-2]
 
-# %% ../nbs/06_hypergrad.ipynb #c30
+# %% ../nbs/06_hypergrad.ipynb #c35
 @dataclass
 class Round:
     "What one round of inner steps and hypergradient gives."
@@ -334,7 +365,7 @@ class Round:
         "Validation loss after the inner steps, `[R]`."
         return self.problem.outer_loss
 
-# %% ../nbs/06_hypergrad.ipynb #c31
+# %% ../nbs/06_hypergrad.ipynb #c36
 @torch.no_grad()
 def hypergradient(
     loss, # function of (lam, w, batch): losses of samples `[R, B]`, or of replicas `[R]`
@@ -349,6 +380,8 @@ def hypergradient(
 )->Round:
     "K inner steps on w, and the hypergradient of the outer loss with respect to λ."
     how = Options(**how)
+    if form != 'general' and _ends_in(loss, lam, w, tr, insist=form == 'features'):
+        return _trunk_round(loss, lam, w, tr, val, inner, state, how)
     head = isinstance(loss, CrossEntropy) and loss.is_head(lam, w) and form != 'general'
     if (form == 'features' or isinstance(inner, Ridge)) and not head: raise ValueError(
         'form="features" and Ridge need CrossEntropy of an MLP, and w must be its head')
@@ -366,15 +399,45 @@ def _like(state:dict, w:Tensor)->dict:
 
 def _kind(inner)->type: return Solved if isinstance(inner, Ridge) else Features
 
-def _features(loss, lam, w, tr, val, how, kind)->Features:
-    "The feature-space problem for batches (x, y) or (x, y, goal, pull)."
-    R, C = len(w[next(iter(w))]), loss.model.sizes[-1]
+def _joined(R:int, tr, val)->tuple: # x, y and a list: nothing, or goal and pull
+    "Training, then validation samples."
     x, y, *goal = (torch.cat([a.expand(R, *a.shape[1:]) for a in ab], 1)
                    for ab in zip(tr[:3], val[:3]))
-    ps, pull = list(lam.values()), [torch.cat(ab) for ab in zip(tr[3:], val[3:])]
-    return kind(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how, *goal, *pull)
+    return x, y, [*goal, *(torch.cat(ab) for ab in zip(tr[3:], val[3:]))]
+
+def _features(loss, lam, w, tr, val, how, kind)->Features:
+    "The feature-space problem for batches (x, y) or (x, y, goal, pull)."
+    x, y, match = _joined(len(w[next(iter(w))]), tr, val)
+    ps, C = list(lam.values()), loss.model.sizes[-1]
+    return kind(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how, *match)
 
 # %% ../nbs/06_hypergrad.ipynb #c38
+def _ends_in(loss, lam:dict, w:dict, tr, insist:bool)->bool:
+    "Is w the linear layer that a network of one's own ends in, and λ all the rest?"
+    model = loss.model if isinstance(loss, CrossEntropy) else None
+    if not isinstance(model, Replicated): return False
+    try: head = [f'{model.end(tr[0])}.{k}' for k in ('weight', 'bias')]
+    except ValueError:
+        if insist: raise
+        return False
+    rest = [k for k, p in model.named_parameters() if p.requires_grad and k not in head]
+    if list(w) == head and list(lam) == rest: return True
+    if insist: raise ValueError(f'form="features" needs w = {", ".join(head)} and λ = all the rest, '
+                                f'not w = {", ".join(w)}; use split="head" or form="general"')
+    return False
+
+# %% ../nbs/06_hypergrad.ipynb #c39
+def _trunk_round(loss, lam, w, tr, val, inner, state, how)->Round:
+    "What `hypergradient` does if the network ends in a linear layer, and w is that layer."
+    flat, n, C = flatten(w), tr[1].shape[1], next(iter(w.values())).shape[1]
+    x, y, match = _joined(len(flat), tr, val)
+    problem = Trunk(loss.model, lam, x, y, n, C, how, *match)
+    turn = lambda s, f: {k: f(v) if isinstance(v, Tensor) else v for k, v in s.items()}
+    to = lambda v: _as_matrix(v, w)
+    end, state = _reverse(problem, to(flat), inner, turn(state or inner.init(flat), to), how)
+    return Round(unflatten(_as_vector(end), w), turn(state, _as_vector), problem, problem.grad())
+
+# %% ../nbs/06_hypergrad.ipynb #c52
 def head_weights(
     model:MLP, # the network
 )->Tensor: # `[R, h+1, C]`
@@ -382,7 +445,7 @@ def head_weights(
     W, b = layers_of(model)[-1]
     return torch.cat([W.detach(), b.detach()], 1)
 
-# %% ../nbs/06_hypergrad.ipynb #c39
+# %% ../nbs/06_hypergrad.ipynb #c53
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place

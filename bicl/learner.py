@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .core import Rng, Settings, load_yaml, one_thread, project_root, unknown
-from .models import MLP, Replicated, engine
+from .models import MLP, ConvNet, Replicated, engine
 from .reptile import Average, shrink
 
 # %% ../nbs/08_learner.ipynb #c5
@@ -402,12 +402,13 @@ def fit(
     "Train `learner` on `stream`, testing after every task."
     shown = [Told(progress)] if callable(progress) else [Bar()] if progress else []
     loop = Loop(learner, stream, protocol, block, test, chunk, [*callbacks, *shown])
-    own = any(isinstance(m, Replicated) for m in learner.modules()) # may be large: use all threads
+    own = any(type(m) is Replicated for m in learner.modules()) # may be large: use all threads
     with nullcontext() if own else one_thread(): return loop.go()
 
 # %% ../nbs/08_learner.ipynb #c64
-def network(info:StreamInfo, s, rng:Rng)->MLP:
-    "The network that all methods share."
+def network(info:StreamInfo, s, rng:Rng)->nn.Module:
+    "The network that all methods share: an `MLP` for rows of numbers, a `ConvNet` for pictures."
+    if len(info.shape) > 1: return ConvNet(rng, info.shape, s.hidden, info.classes, info.dtype)
     return MLP(rng, (info.d, *s.hidden, info.classes), init=s.init, dtype=info.dtype)
 
 class Networked(Learner):
@@ -422,7 +423,7 @@ class Networked(Learner):
 
     def predict(self, x, t): return functional_call(self.model, self.predicting, (x,))
 
-# %% ../nbs/08_learner.ipynb #c66
+# %% ../nbs/08_learner.ipynb #c67
 EVERY = 10 # rounds between two looks at decay and average
 
 class Averaged(Networked):

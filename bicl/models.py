@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['ENGINES', 'alone', 'baddbmm', 'bmm', 'baddbmm_', 'Linear', 'MLP', 'losses', 'accuracy', 'layers_of', 'outputs',
            'errors', 'ones_like', 'weight_grads', 'descend', 'one_hot', 'signals', 'by_name', 'mlp_grads', 'mlp_step',
-           'gradients', 'sgd_step', 'Split', 'VerticalMLP', 'split', 'flatten', 'unflatten', 'Replicated',
-           'register_engine', 'only', 'engine']
+           'gradients', 'sgd_step', 'Split', 'VerticalMLP', 'split', 'flatten', 'unflatten', 'Replicated', 'Centred',
+           'ConvNet', 'register_engine', 'only', 'engine']
 
 # %% ../nbs/04_models.ipynb #c2
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from math import gcd, prod, sqrt
 
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -369,7 +371,7 @@ def _place(root:nn.Module, name:str, value):
 
 # %% ../nbs/04_models.ipynb #c59
 class Replicated(nn.Module):
-    "A user's own module, one copy per seed, run by `torch.func.vmap`."
+    "A user's own module, one copy per seed."
     def __init__(self,
         factory, # called without arguments once per seed: returns a new module
         rng:Rng, # its seeds and name decide the initial weights
@@ -384,19 +386,94 @@ class Replicated(nn.Module):
         if len({id(m) for m in made}) < len(made):
             raise ValueError('the factory returned the same module twice; it must build a new one')
         _check_replicable(made[0])
-        self._plan = [made[0]] # in a list, so that its parameters are not ours
+        self._plan, self._end = [made[0]], [] # in lists, so that their parameters are not ours
+        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in made[0].modules())
+        self.in_turn = convolves and device.type == 'cpu' # else all at once
         for n, p in made[0].named_parameters():
             v = torch.stack([m.get_parameter(n).detach() for m in made])
             _place(self, n, nn.Parameter(v, requires_grad=p.requires_grad))
         for n, _ in made[0].named_buffers():
             _place(self, n, torch.stack([m.get_buffer(n) for m in made]))
 
-    def forward(self, x:Tensor)->Tensor: # x `[R, B, …]` or `[1, B, …]`
-        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        x = x.expand(len(next(iter(state.values()))), *x.shape[1:])
-        return vmap(lambda s, x: functional_call(self._plan[0], s, (x,), strict=True))(state, x)
+# %% ../nbs/04_models.ipynb #c60
+@patch
+def _each(self:Replicated, plan:nn.Module, given:dict, x:Tensor)->Tensor:
+    "What every replica's copy of `plan` makes of its own samples; `given` parameters go first."
+    state = dict(self.named_parameters()) | dict(self.named_buffers()) | given
+    state = {k: v for k, v in state.items() if plan is self._plan[0] or k in self._end[0][2]}
+    x = x.expand(len(next(iter(state.values()))), *x.shape[1:])
+    one = lambda s, x: functional_call(plan, s, (x,), strict=True)
+    if not self.in_turn: return vmap(one)(state, x)
+    copies = zip(*(v.unbind(0) for v in state.values()))
+    return torch.stack([one(dict(zip(state, c)), a) for c, a in zip(copies, x)])
 
-# %% ../nbs/04_models.ipynb #c71
+@patch
+def forward(self:Replicated, x:Tensor)->Tensor: # x `[R, B, …]` or `[1, B, …]`
+    return self._each(self._plan[0], {}, x)
+
+# %% ../nbs/04_models.ipynb #c72
+def _ending(plan:nn.Module, x:Tensor): # a user's module, and a few samples for it
+    "The linear layer that a module ends in: its name, the module without it, what that one holds."
+    calls, what, note = [], type(plan).__name__, lambda n: lambda m, h, z: calls.append((n, h[0], z))
+    hooks = [m.register_forward_hook(note(n)) for n, m in plan.named_modules()
+             if n and isinstance(m, nn.Linear)]
+    try: out = plan(x)
+    finally: [h.remove() for h in hooks]
+    if not (ends := [(n, h) for n, h, z in calls if z is out]):
+        raise ValueError(f'the output of {what} is not what one of its Linear layers returned; '
+                         'let its forward end with self.head(…), a Linear, and nothing after it')
+    (name, h), rest, why = ends[0], deepcopy(plan), ''
+    rest.set_submodule(name, nn.Identity())
+    all_, ours = ({k for k, _ in (*m.named_parameters(), *m.named_buffers())} for m in (plan, rest))
+    if plan.get_submodule(name).bias is None: why = 'has no bias; make it with bias=True'
+    elif sum(n == name for n, *_ in calls) > 1: why = 'is called more than once'
+    elif ours != all_ - {f'{name}.weight', f'{name}.bias'}: why = 'shares its weights; untie them'
+    elif h.dim() != 2: why = f'gets {h.dim()} dimensions instead of samples × features; flatten them'
+    elif not torch.equal(rest(x), h): why = 'gets other numbers than the module gives without it'
+    if why: raise ValueError(f'Linear {name!r}, in which {what} ends, {why}')
+    return name, rest, ours
+
+# %% ../nbs/04_models.ipynb #c73
+@patch
+def end(self:Replicated, x:Tensor)->str: # the name of the layer
+    "The linear layer that the module ends in, or a `ValueError` that says why there is none."
+    if not self._end: # asked once
+        try: self._end.append(torch.no_grad()(_ending)(self._plan[0], x[0, :2]))
+        except ValueError as e: self._end.append(e)
+    if isinstance(self._end[0], ValueError): raise self._end[0]
+    return self._end[0][0]
+
+@patch
+def features(self:Replicated, x:Tensor, lam:dict|None=None)->Tensor: # `[R, B, h]`
+    "What the linear layer gets that the module ends in; `lam`: with these parameters, by name."
+    self.end(x)
+    return self._each(self._end[0][1], lam or {}, x)
+
+# %% ../nbs/04_models.ipynb #c76
+class Centred(nn.Module):
+    "Numbers in [0, 1] become numbers in [-2, 2]."
+    def forward(self, x): return x.sub(.5).mul_(4)
+
+class ConvNet(Replicated):
+    "Convolutions that halve the picture, with GroupNorm and ReLU, and one linear layer."
+    def __init__(self,
+        rng:Rng, # its seeds and name decide the initial weights
+        shape=(3, 32, 32), # of a picture: channels, height, width
+        widths=(16, 32, 64), # channels of each convolution
+        classes:int=10, # outputs
+        dtype=torch.float32,
+    ):
+        def factory():
+            (n, *side), layers = shape, [Centred()]
+            for n, w in zip((n, *widths), widths):
+                layers += [nn.Conv2d(n, w, 3, 2, 1), nn.GroupNorm(gcd(w, max(1, w//8)), w), nn.ReLU()]
+            side = [-(-s//2**len(widths)) for s in side]
+            return nn.Sequential(*layers, nn.Flatten(), nn.Linear(w*prod(side), classes))
+        if len(shape) != 3: raise ValueError(f'{tuple(shape)} is not that of a picture (channels, '
+                                             'height, width): reshape it, or flatten it for an MLP')
+        super().__init__(factory, rng, dtype)
+
+# %% ../nbs/04_models.ipynb #c81
 ENGINES = {} # operation: list of (function, test)
 
 def register_engine(

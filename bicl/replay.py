@@ -167,8 +167,7 @@ class MER(Networked):
     def __init__(self, info, settings=None, model=None):
         s = settings or MERSettings()
         super().__init__(info, s, model)
-        self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype,
-                                bytes=info.bytes)
+        self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype, bytes=info.bytes)
 
     def observe(self, block):
         engine('mer', self.model, mer_torch, self.settings.engine)(self, block)

@@ -32,7 +32,7 @@ class Block:
 
     def __len__(self): return self.x.shape[1]
 
-# %% ../nbs/02_streams.ipynb #c9
+# %% ../nbs/02_streams.ipynb #c6
 @patch
 def take(self:Block, idx:Tensor)->Block: # idx [R, k]: positions in the block, per replica
     "The samples at `idx`, gathered per replica, with all their fields."
@@ -40,10 +40,10 @@ def take(self:Block, idx:Tensor)->Block: # idx [R, k]: positions in the block, p
     extra = {k: gather(v, idx) for k, v in self.extra.items()}
     return Block(gather(self.x, idx), gather(self.y, idx), task, extra)
 
-# %% ../nbs/02_streams.ipynb #new1184
+# %% ../nbs/02_streams.ipynb #c9
 SCENARIOS = 'domain', 'class', 'task' # what a learner may know: see the table
 
-# %% ../nbs/02_streams.ipynb #c12
+# %% ../nbs/02_streams.ipynb #c11
 class View:
     "How task t shows the pictures. This one shows them as they are."
     def __call__(self, x:Tensor, t:int)->Tensor: return x # [R or 1, B, …]
@@ -56,7 +56,7 @@ class View:
         "The test pictures of task t as far as all replicas share them; None: they do not."
         return (stream.test_x, None) if type(self) is View else None
 
-# %% ../nbs/02_streams.ipynb #c13
+# %% ../nbs/02_streams.ipynb #c12
 class Stream:
     "A sequence of tasks, for every seed its own."
     def __init__(self,
@@ -95,7 +95,7 @@ class Stream:
         rows = zip(self.draws, self.held or [slice(None)]*self.T)
         return [torch.cat([self.y[i].flatten(), self.test_y[h].flatten()]).unique() for i, h in rows]
 
-# %% ../nbs/02_streams.ipynb #c15
+# %% ../nbs/02_streams.ipynb #c14
 @patch
 def _check(self:Stream):
     "Refuse empty tasks and labels out of range."
@@ -111,7 +111,7 @@ def _check(self:Stream):
             raise ValueError(f'{self.name}: {part} labels are {lo} to {hi}, '
                              f'expected 0 to {self.classes - 1}; see row {row}')
 
-# %% ../nbs/02_streams.ipynb #c17
+# %% ../nbs/02_streams.ipynb #c16
 @patch
 def float(self:Stream, x:Tensor)->Tensor: return decode(x, self.dtype)
 
@@ -138,7 +138,7 @@ def test(self:Stream, t:int, chunk:int=250):
     "The whole test set of a task in chunks: x [R or 1, B, …] floating point, y [R or 1, B]."
     for x, y in self.view.test(self, t, chunk): yield self.float(x), y
 
-# %% ../nbs/02_streams.ipynb #new2387
+# %% ../nbs/02_streams.ipynb #c20
 @patch
 def masked(self:Stream, logits:Tensor, t:int)->Tensor: # outputs for task t, [..., classes]
     "The outputs, with -inf for other tasks' classes if the task is told."
@@ -146,7 +146,7 @@ def masked(self:Stream, logits:Tensor, t:int)->Tensor: # outputs for task t, [..
     out, own = torch.full_like(logits, -torch.inf), self.labels[t]
     return out.index_copy_(-1, own, logits.index_select(-1, own))
 
-# %% ../nbs/02_streams.ipynb #c21
+# %% ../nbs/02_streams.ipynb #c23
 PROTOCOLS = dict(strict=10, buffered=500) # protocol: samples per block
 
 @patch
@@ -167,7 +167,7 @@ def blocks(self:Stream,
     pairs = zip(self.float(x).split(size, 1), y.split(size, 1))
     return (Block(a.contiguous(), b.contiguous(), t) for a, b in pairs)
 
-# %% ../nbs/02_streams.ipynb #c24
+# %% ../nbs/02_streams.ipynb #c26
 @patch
 def fingerprint(self:Stream)->str: # sixteen hexadecimal digits
     "What the training and test samples of all tasks are, for all seeds, in a few digits."
@@ -181,7 +181,7 @@ def fingerprint(self:Stream)->str: # sixteen hexadecimal digits
     self._fingerprint = digest(self.classes, tasks, *tests, *['task']*(self.scenario == 'task'))
     return self._fingerprint
 
-# %% ../nbs/02_streams.ipynb #c27
+# %% ../nbs/02_streams.ipynb #c29
 def _possible(name, tasks, most, per_task, pool):
     "Refuse more tasks or samples than there are."
     if not 1 <= tasks <= most:
@@ -195,7 +195,7 @@ def _draws(name, seeds, tasks, pool, per_task)->list:
     _possible(name, tasks, math.inf, per_task, pool)
     return [Rng(seeds, f'{name}/draw/{t}').permutation(pool, per_task) for t in range(tasks)]
 
-# %% ../nbs/02_streams.ipynb #c30
+# %% ../nbs/02_streams.ipynb #c32
 def _images(data, tuning:bool=False)->Images:
     d = load(data) if isinstance(data, str) else data
     return d.tuning() if tuning else d
@@ -207,7 +207,7 @@ def _build(data, view, name, seeds, tasks=10, per_task=1000, tuning=False, **to)
     return Stream(name, seeds, (d.train_x, d.train_y), draws, (d.test_x, d.test_y),
                   view=view(key, seeds, tasks, d.train_x.shape[1]), classes=len(d.classes), **to)
 
-# %% ../nbs/02_streams.ipynb #c32
+# %% ../nbs/02_streams.ipynb #c34
 class Permute(View):
     "Task t shows the pixels in an order of its own, another one for every replica."
     def __init__(self,
@@ -227,7 +227,7 @@ class Permute(View):
 
     def common(self, stream, t:int): return stream.test_x, self.order[:, t]
 
-# %% ../nbs/02_streams.ipynb #c33
+# %% ../nbs/02_streams.ipynb #c35
 def permutations(data)->Callable: # data: name of a set, or `Images`
     "A builder of streams in which each task shuffles the pixels in its own way."
     def view(key, seeds, tasks, d):
@@ -235,7 +235,7 @@ def permutations(data)->Callable: # data: name of a set, or `Images`
         return Permute(torch.stack(order, 1))
     return partial(_build, data, view)
 
-# %% ../nbs/02_streams.ipynb #c36
+# %% ../nbs/02_streams.ipynb #c38
 def _corners(degrees:float, side:int=28, bits:int=8):
     "For each target pixel four source pixels, with integer weights that add up to 4**bits."
     q, c, a = 1 << bits, (side - 1) / 2, math.radians(degrees)
@@ -250,7 +250,7 @@ def _corners(degrees:float, side:int=28, bits:int=8):
             place = (Y.clamp(0, side-1)*side + X.clamp(0, side-1)).flatten()
             yield place, (wx * wy * inside).flatten().int()[:, None]
 
-# %% ../nbs/02_streams.ipynb #c37
+# %% ../nbs/02_streams.ipynb #c39
 def rotate(
     x:Tensor, # uint8 [N, side²]
     degrees:float, # counter-clockwise
@@ -268,7 +268,7 @@ def rotate(
         b.copy_((acc >> 16).t())
     return out
 
-# %% ../nbs/02_streams.ipynb #c41
+# %% ../nbs/02_streams.ipynb #c43
 class Rotate(View):
     "Task t shows the pictures turned by its own angle, the same for every replica."
     def __init__(self,
@@ -286,7 +286,7 @@ class Rotate(View):
         if t not in self._turned: self._turned[t] = self(stream.test_x, t)
         return self._turned[t], None
 
-# %% ../nbs/02_streams.ipynb #c42
+# %% ../nbs/02_streams.ipynb #c44
 def rotations(
     data, # name of a set, or `Images`
     span:float=90, # degrees over which the tasks are spread
@@ -295,7 +295,7 @@ def rotations(
     def view(key, seeds, tasks, d): return Rotate([(t + .5)*span/tasks for t in range(tasks)])
     return partial(_build, data, view)
 
-# %% ../nbs/02_streams.ipynb #c50
+# %% ../nbs/02_streams.ipynb #c52
 def _class_rows(name, seeds, y, t, limit, fraction, avoid=None)->tuple[Tensor, Tensor]:
     "Rows of class t for training and for testing, [R, n] and [R, m]."
     rows = (y == t).nonzero()[:, 0]
@@ -313,7 +313,7 @@ def _tuning_rows(name, seeds, y, n, t, reported, *how)->tuple[Tensor, Tensor]:
     y = y[:n].index_fill(0, theirs[theirs < n], -1)
     return _class_rows(f'{name}/tuning', seeds, y, t, *how, avoid=own)
 
-# %% ../nbs/02_streams.ipynb #c51
+# %% ../nbs/02_streams.ipynb #c53
 def class_tasks(
     data, # name of a set, or `Images`
     limit:int=2000, # pictures of each class, training and test together
@@ -333,7 +333,7 @@ def class_tasks(
         return Stream(name, seeds, pool, draws, pool, held, None, len(d.classes), scenario='class', **to)
     return build
 
-# %% ../nbs/02_streams.ipynb #new6091
+# %% ../nbs/02_streams.ipynb #c56
 def splits(
     data, # name of a set, or `Images`
     per_task:int=1000, # training samples of a task
@@ -358,7 +358,7 @@ def splits(
                       classes=len(d.classes), scenario=scenario, **to)
     return build
 
-# %% ../nbs/02_streams.ipynb #c54
+# %% ../nbs/02_streams.ipynb #c61
 @dataclass(frozen=True)
 class Benchmark:
     "A stream that can be asked for by name."
@@ -373,7 +373,7 @@ def register_benchmark(name:str, builder:Callable, label:str='', order:int=100):
     "Make a benchmark known under a name, which is also its label if none is given."
     BENCHMARKS[name] = Benchmark(name, builder, label or name, order)
 
-# %% ../nbs/02_streams.ipynb #c56
+# %% ../nbs/02_streams.ipynb #c63
 register_benchmark('mnist-rotations', rotations('mnist', span=90), 'MNIST rotations', 1)
 register_benchmark('mnist-permutations', permutations('mnist'), 'MNIST permutations', 2)
 register_benchmark(
@@ -389,8 +389,10 @@ register_benchmark(
     'mnist-split-task', splits('mnist', scenario='task'), 'MNIST split, task told', 10)
 register_benchmark(
     'fashion-split-task', splits('fashion', scenario='task'), 'Fashion-MNIST split, task told', 11)
+register_benchmark(
+    'cifar10-split', splits('cifar10', per_task=2000, shape=(3, 32, 32)), 'CIFAR-10 split', 12)
 
-# %% ../nbs/02_streams.ipynb #c57
+# %% ../nbs/02_streams.ipynb #c64
 def make_stream(
     name:str, # a key of `BENCHMARKS`
     seeds=(0,), # one integer per replica
@@ -419,7 +421,7 @@ def _seeds(seeds)->list:
     if len(set(seeds)) < len(seeds): raise ValueError(f'seeds must differ, got {seeds}')
     return seeds
 
-# %% ../nbs/02_streams.ipynb #c75
+# %% ../nbs/02_streams.ipynb #c82
 def _rows(x, y, task, what:str, keep_shape:bool)->tuple:
     "A user's arrays as tensors, checked; x becomes [N, d], unless it keeps its shape."
     try: x, y, task = (torch.as_tensor(a) for a in (x, y, task))
@@ -436,7 +438,7 @@ def _rows(x, y, task, what:str, keep_shape:bool)->tuple:
         raise ValueError(f'{what}: x is not finite in row {ok.int().argmin()}; remove or fill it')
     return x if keep_shape else x.flatten(1), y.long(), task.long()
 
-# %% ../nbs/02_streams.ipynb #c76
+# %% ../nbs/02_streams.ipynb #c83
 def _set_aside(y:Tensor, task:Tensor, fraction:float)->tuple[Tensor, Tensor]:
     "Training and test rows: of each class in each task a `fraction`, of each task at least one."
     if not 0 < fraction < 1:
@@ -453,7 +455,7 @@ def _set_aside(y:Tensor, task:Tensor, fraction:float)->tuple[Tensor, Tensor]:
         test.append(rows[b])
     return torch.cat(train), torch.cat(test)
 
-# %% ../nbs/02_streams.ipynb #c77
+# %% ../nbs/02_streams.ipynb #c84
 def _tasks(name:str, a:tuple, b:tuple)->int:
     "The number of tasks in training rows `a` and test rows `b`, which must fit together."
     (x, _, t), (test_x, _, test_t) = a, b
@@ -466,7 +468,7 @@ def _tasks(name:str, a:tuple, b:tuple)->int:
                          f'{", ".join(map(str, there[:5]))}{" …" if len(there) > 5 else ""}')
     return len(there)
 
-# %% ../nbs/02_streams.ipynb #c78
+# %% ../nbs/02_streams.ipynb #c85
 def stream_from_arrays(
     x, # [N, …]: bytes or numbers
     y, # [N]: labels 0 … C-1

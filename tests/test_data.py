@@ -33,7 +33,7 @@ def world(monkeypatch):
     monkeypatch.setattr(data, 'project_root', lambda: tmp/'project')
     monkeypatch.setenv('BICL_DATA', str(tmp/'own'))
     monkeypatch.setenv('BICL_CACHE', str(tmp/'cache'))
-    describe(monkeypatch, 'notmnist', sources=('http://127.0.0.1:9/',))
+    for name in ('notmnist', 'cifar10'): describe(monkeypatch, name, sources=('http://127.0.0.1:9/',))
     for c in (datasets.MNIST, datasets.FashionMNIST):
         monkeypatch.setattr(c, 'mirrors', ['http://127.0.0.1:9/'])
     data._load.cache_clear()
@@ -146,7 +146,7 @@ def test_missing_file_is_named(world):
 
 
 def test_no_network(world):
-    for name in ('mnist', 'fashion', 'notmnist'):
+    for name in ('mnist', 'fashion', 'notmnist', 'cifar10'):
         with pytest.raises(data.DataError, match='failed: .*by other means'): data.load(name)
     assert files_below(world) == []
 
@@ -371,6 +371,85 @@ def test_real_pictures_survive_the_archive(world, monkeypatch):
     ours = data.load('notmnist') # checks the sha256 of both arrays
     for k in ('train_x', 'train_y', 'test_x', 'test_y'):
         assert torch.equal(getattr(ours, k), getattr(real, k))
+
+
+# CIFAR-10 ---------------------------------------------------------------------------------------
+
+def toy_cifar(monkeypatch, **changes):
+    "A small archive that passes for the original: seven records in six files, and a file of words."
+    d = data.DATA['cifar10']
+    record = lambda label, v: bytes([label]) + bytes([v])*3072
+    contents = [record(i, 10*i) for i in range(6)]
+    contents[4] += record(9, 7)
+    inside = {f'cifar-10-batches-bin/{f}': b for f, b in zip(d.files, contents)}
+    b = tar_bytes({'cifar-10-batches-bin/readme.html': b'words'} | inside | changes)
+    archive = replace(d.archive, size=len(b), sha256=hashlib.sha256(b).hexdigest())
+    files = {f: hashlib.sha256(c).hexdigest() for f, c in zip(d.files, contents)}
+    describe(monkeypatch, 'cifar10', archive=archive, files=files)
+    return b
+
+
+def test_cifar_is_downloaded_decoded_and_cached(world, serve, monkeypatch):
+    b = toy_cifar(monkeypatch)
+    url, asked = serve({data.DATA['cifar10'].archive.name: b})
+    describe(monkeypatch, 'cifar10', sources=(url,))
+    d = data.load('cifar10')
+    assert d.train_y.tolist() == [0, 1, 2, 3, 4, 9] and d.test_y.tolist() == [5]
+    assert d.train_x.shape == (6, 3072) and d.train_x.dtype == torch.uint8 and d.shape == (3, 32, 32)
+    assert d.train_x[:, 0].tolist() == [0, 10, 20, 30, 40, 7] and d.train_x.is_contiguous()
+    assert data.find('cifar10') == (raw := world/'cache'/'data'/'CIFAR10'/'cifar-10-batches-bin')
+    assert files_below(raw) == sorted(f'{f}.gz' for f in data.DATA['cifar10'].files)
+    data._load.cache_clear()
+    assert torch.equal(data.load('cifar10').train_x, d.train_x) and len(asked) == 1
+
+
+@pytest.mark.parametrize('changes, says', [
+    ({'cifar-10-batches-bin/test_batch.bin': b'other'}, 'unpacking gave sha256 .* for test_batch.bin'),
+    ({'cifar-10-batches-bin/data_batch_3.bin': b''}, 'unpacking gave sha256 .* for data_batch_3.bin')])
+def test_cifar_archive_with_other_files(world, monkeypatch, changes, says):
+    b = toy_cifar(monkeypatch, **changes)
+    (world/'own'/data.DATA['cifar10'].archive.name).write_bytes(b)
+    with pytest.raises(data.DataError, match=says): data.load('cifar10')
+    assert files_below(world/'cache') == []
+
+
+def test_cifar_archive_that_is_none(world, monkeypatch):
+    b = toy_cifar(monkeypatch)
+    (f := world/'toy.tar.gz').write_bytes(b[:-200])
+    names = tuple(data.DATA['cifar10'].files)
+    with pytest.raises(data.DataError, match='not a whole tar.gz'): data._binaries(f, names)
+    f.write_bytes(tar_bytes({}, [('x/data_batch_1.bin', '/etc/passwd')])) # a link is not followed
+    with pytest.raises(data.DataError, match='lacks data_batch_1.bin, '): data._binaries(f, names)
+
+
+def test_slow_packings_are_unpacked_once(world, monkeypatch):
+    "What a large xz file gave is kept under the digest of the file; neither is believed."
+    content = np.random.default_rng(0).bytes(1 << 12)
+    packed, sha = lzma.compress(content, preset=0), hashlib.sha256(content).hexdigest()
+    (f := world/'own'/'x.bin.xz').write_bytes(packed)
+    assert data._read(f, sha) == content and files_below(world/'cache') == [] # small: not kept
+    monkeypatch.setattr(data, 'LARGE', 1 << 10)
+    assert data._read(f, sha) == content
+    kept, = (world/'cache'/'unpacked').iterdir()
+    monkeypatch.setitem(data.OPEN, '.xz', lambda b: pytest.fail('unpacked twice'))
+    assert data._read(f, sha) == content
+    kept.write_bytes(b'damaged')
+    with pytest.raises(data.DataError, match='sha256 of its content'): data._read(f, sha)
+
+
+MD5 = dict(zip(data.DATA['cifar10'].files, '''5dd7e06a14cb22eb9f671a540d1b7c25
+5ea93a67294ea407fff1d09f752e9692 942cd6a4bcdd0dd3c604fbe906cb4421 ae636b3ba5c66a11e91e8cb52e771fcb
+53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d'''.split())) # as published
+
+
+@pytest.mark.skipif(not data.available('cifar10'), reason='CIFAR-10 is not on this machine')
+def test_real_cifar():
+    where, d = data.find('cifar10'), data.load('cifar10')
+    for f, sha in data.DATA['cifar10'].files.items() if where.is_dir() else ():
+        assert hashlib.md5(data._read(data._stored(where, f), sha)).hexdigest() == MD5[f]
+    assert d.train_y.bincount().tolist() == [5000]*10 and d.test_y.bincount().tolist() == [1000]*10
+    assert d.train_y[:8].tolist() == [6, 9, 9, 4, 1, 1, 2, 7] and d.test_y[:4].tolist() == [3, 8, 8, 0]
+    assert d.train_x[0, [0, 1024, 2048]].tolist() == [59, 62, 63] # red, green and blue, top left
 
 
 # The command ------------------------------------------------------------------------------------

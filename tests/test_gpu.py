@@ -13,6 +13,7 @@ import torch
 from bits import MORE, TINY
 from pretend import ACTIVE, Mixed, launches, pretend, watched
 from torch import nn
+from toys import photographs
 
 from bicl import baselines, bilevel, compiled, gem, generative, replay, vae  # noqa: F401  (they register)
 from bicl.bilevel import Replayed, StaticRound
@@ -46,7 +47,8 @@ PER_BLOCK = {
     'baselines.sgd_torch': 'which of the steps of a block are full',
     'memory.Ring._list_held': 'the list of slots in use, made by the host as long as a task is filling its own',
     'gem.shares': 'how many slots of each task are in use, counted by the host',
-    'generative.shelves': 'does the memory hold a sample of every task?'}
+    'generative.shelves': 'does the memory hold a sample of every task?',
+    'models._ending': 'does the network end in a linear layer? asked once in a run'}
 # … and outside of it, at the end of a task and when testing.
 PER_TASK = {
     'learner.Watch.check': 'is every number finite?',
@@ -122,6 +124,23 @@ def test_rotations_and_a_network_of_ones_own():
         learner = bilevel.BiCL(info, settings, model=Replicated(own, Rng(s.seeds, 'own', 'cuda')))
         learner.observe(next(iter(s.blocks(0, size=6))))
         fit(make_learner('ER', s, memory=8), s, block=6, test='new', progress=False)
+
+@pytest.mark.parametrize('method', ['ER', 'BiCL', 'DER++', 'BiCL++'])
+def test_a_convolutional_network(method):
+    "Pictures keep their shape; on a GPU all copies convolve at once, on the CPU in turn, with the same result."
+    def after(device):
+        s = photographs((0, 1), device)
+        learner, waits = make_learner(method, s, memory=8, hidden=(4, 6)), []
+        for b in s.blocks(0, size=20):
+            if not ACTIVE: learner.observe(b); continue
+            with watched() as log: learner.observe(b)
+            waits.append(log.syncs)
+        assert learner.model.in_turn == (device == 'cpu')
+        return tensors(learner), waits
+    with pretend('cuda', double=False): ours, waits = after('cuda')
+    for n, seen in enumerate(waits): assert not [at for at, _ in seen if n or at not in PER_BLOCK], seen
+    theirs, _ = after('cpu')
+    assert difference(ours, theirs) < 1e-5
 
 @pytest.mark.parametrize('method', ['BiCL', 'BiCL++', 'EWC', 'DER++'])
 def test_stopped_and_resumed_on_a_gpu(method):

@@ -15,7 +15,7 @@ from bicl.core import Rng, Settings, within
 from bicl.data import DataError
 from bicl.learner import Learner, register_method
 from bicl.models import MLP, losses
-from bicl.streams import Stream, register_benchmark
+from bicl.streams import Stream, register_benchmark, stream_from_arrays
 
 
 def blobs(name, seeds, tasks=3, per_task=60, tuning=False, device='cpu', dtype=torch.float32):
@@ -29,6 +29,12 @@ def blobs(name, seeds, tasks=3, per_task=60, tuning=False, device='cpu', dtype=t
 
 
 def nowhere(name, seeds, **kw): raise DataError('the toy set is not on this machine')
+
+
+def photographs(seeds=(100, 103), device='cpu'):
+    "Two tasks of two classes, pictures of 3 × 8 × 8 bytes, for networks that convolve."
+    x, y = Rng([7], 'photographs').integers(256, 120, 3, 8, 8)[0].to(torch.uint8), torch.arange(120) % 4
+    return stream_from_arrays(x, y, y//2, seeds=seeds, name='photographs', keep_shape=True, device=device)
 
 
 register_benchmark('toy', blobs, 'Toy clouds', order=50)
