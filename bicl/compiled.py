@@ -10,7 +10,6 @@ __all__ = ['Signals', 'Past', 'FEW', 'make_signals', 'row_at', 'list_at', 'outpu
 
 # %% ../nbs/15_compiled.ipynb #c2
 from concurrent.futures import ThreadPoolExecutor
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
