@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FAST', 'HOW', 'MANY', 'Weights', 'Pool', 'BLOCK', 'LISTED', 'exported', 'record', 'compiled', 'Lanes', 'LanesModel',
            'on_lanes', 'fetch', 'put', 'plus', 'dot', 'bump', 'natural', 'compress', 'wide', 'add_rows', 'pull_back',
-           'add_outer', 'aligned', 'copy', 'inner', 'add_times', 'make_weights', 'layer', 'pad', 'unpad',
-           'list_samples', 'empty_pool', 'make_pool', 'blocks', 'add_products', 'multiply', 'Shown', 'test_compiled',
-           'can_compile']
+           'add_outer', 'aligned', 'copy', 'inner', 'add_times', 'make_weights', 'layer', 'pad', 'unpad', 'Copy',
+           'copies_of', 'weights_of', 'list_samples', 'empty_pool', 'make_pool', 'blocks', 'add_products', 'multiply',
+           'Shown', 'test_compiled', 'can_compile']
 
 # %% ../nbs/14_arithmetic.ipynb #c2
 import sys
@@ -28,7 +28,7 @@ from numba.extending import intrinsic, models, register_model
 from torch import Tensor
 
 from .learner import Networked, evaluate
-from .models import MLP, register_engine
+from .models import MLP, layers_of, register_engine
 
 # %% ../nbs/14_arithmetic.ipynb #c5
 def _same(mine, theirs)->bool:
@@ -305,6 +305,41 @@ def unpad(a, W, b):
     for i in range(W.shape[0]):
         for j in range(W.shape[1]): W[i, j] = a[i, j]
     for j in range(W.shape[1]): b[j] = a[W.shape[0], j]
+
+# %% ../nbs/14_arithmetic.ipynb #mv0
+class Copy:
+    "One replica's parameters, and a copy of them with rows of whole lanes."
+    def __init__(self, params:list, r:int, sizes): # params `[R, …]`: weight and bias of every layer
+        arrays = [p.detach()[r].numpy() for p in params] # they share the tensors' memory
+        self.own = tuple(arrays[0::2]), tuple(b[0] for b in arrays[1::2])
+        self.net, self.works = make_weights(sizes, arrays[0].dtype), {}
+        self.parts = [(W, b, layer(self.net, l)) for l, (W, b) in enumerate(zip(*self.own))]
+
+    def take(self)->Weights:
+        "The copy, as the replica is now."
+        for W, b, a in self.parts: pad(W, b, a)
+        return self.net
+
+    def give(self):
+        "Let the replica be what its copy has become."
+        for W, b, a in self.parts: unpad(a, W, b)
+
+
+# %% ../nbs/14_arithmetic.ipynb #mv2
+_copies = WeakKeyDictionary() # model: where its parameters are, and its copies
+
+def copies_of(model:MLP)->list:
+    "A `Copy` for every replica."
+    params = [p for pair in layers_of(model) for p in pair]
+    places = [p.data_ptr() for p in params]
+    if model not in _copies or _copies[model][0] != places:
+        _copies[model] = places, [Copy(params, r, model.sizes) for r in range(len(params[0]))]
+    return _copies[model][1]
+
+def weights_of(model:MLP, r:int)->tuple: # weights and biases of all layers
+    "A replica's parameters as arrays that share their memory."
+    return copies_of(model)[r].own
+
 
 # %% ../nbs/14_arithmetic.ipynb #c35
 # sample s has the inputs ptr[s] … ptr[s+1]

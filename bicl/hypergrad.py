@@ -380,7 +380,8 @@ def hypergradient(
 )->Round:
     "K inner steps on w, and the hypergradient of the outer loss with respect to λ."
     how = Options(**how)
-    if form != 'general' and _ends_in(loss, lam, w, tr, insist=form == 'features'):
+    own = form != 'general' and not isinstance(inner, Ridge)
+    if own and _ends_in(loss, lam, w, tr, insist=form == 'features'):
         return _trunk_round(loss, lam, w, tr, val, inner, state, how)
     head = isinstance(loss, CrossEntropy) and loss.is_head(lam, w) and form != 'general'
     if (form == 'features' or isinstance(inner, Ridge)) and not head: raise ValueError(

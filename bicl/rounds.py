@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'TILE', 'Lists', 'Net', 'Feed', 'Work', 'Rule', 'SPARSE', 'BYTES', 'fours', 'add_block', 'times',
-           'add_outers', 'row_dots', 'make_lists', 'list_inputs', 'add_listed', 'add_outer_listed', 'take_inputs',
-           'make_net', 'make_work', 'up', 'down', 'head_errors', 'curvature', 'inner_step', 'adjoint', 'inner_steps',
-           'bicl_rounds', 'er_rounds', 'side_by_side', 'gathered', 'matched_by', 'fed', 'Replica', 'run_rounds',
-           'make_rule', 'narrow', 'bicl_fits', 'bicl_compiled', 'er_compiled']
+           'add_outers', 'row_dots', 'hand_down', 'make_lists', 'list_inputs', 'times_listed', 'add_outers_listed',
+           'take_inputs', 'make_net', 'make_work', 'up', 'down', 'head_errors', 'curvature', 'inner_step', 'adjoint',
+           'inner_steps', 'bicl_rounds', 'er_rounds', 'side_by_side', 'gathered', 'matched_by', 'fed', 'Replica',
+           'run_rounds', 'make_rule', 'narrow', 'bicl_fits', 'bicl_compiled', 'er_compiled']
 
 # %% ../nbs/16_rounds.ipynb #c2
 import numpy as np
@@ -15,9 +15,10 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from .arithmetic import aligned, can_compile, compiled, record
+from .arithmetic import (BLOCK, MANY, aligned, can_compile, compiled, fetch, natural, plus, put,
+                             record, weights_of)
 from .bilevel import BiCL, BiCLPlus
-from .compiled import each_replica, weights_of
+from .compiled import each_replica
 from .learner import EVERY
 from .models import register_engine
 from .replay import ER, DERPlus
@@ -62,7 +63,7 @@ def add_outers(W, X, n, D):
 # %% ../nbs/16_rounds.ipynb #c10
 @compiled
 def row_dots(Z, H, w, C):
-    "`Z[:, :C] = H @ w[:C].T`: logits, or errors on their way down."
+    "`Z[:, :C] = H @ w[:C].T`: logits."
     for s in range(0, H.shape[0], 4):
         a, b, c, d = H[s], H[s+1], H[s+2], H[s+3]
         for i in range(C):
@@ -75,49 +76,75 @@ def row_dots(Z, H, w, C):
                 zd += d[j]*e[j]
             Z[s, i], Z[s+1, i], Z[s+2, i], Z[s+3, i] = za, zb, zc, zd
 
+@compiled
+def hand_down(out, D, W):
+    "`out = D @ W.T`: errors on their way down; W has at most `WIDTH` rows."
+    V, n = np.zeros((WIDTH, WIDTH), W.dtype), len(W)
+    for i in range(n):
+        for j in range(WIDTH): V[j, i] = W[i, j]
+    for s in range(len(D)):
+        for j in range(WIDTH): out[s, j] = 0
+    times(out, D, WIDTH, V)
+
 # %% ../nbs/16_rounds.ipynb #c13
-# list i has the entries start[i] … stop[i] - 1
-Lists = record('bicl.rounds', 'Lists', 'start stop idx val')
+# block c of sample s has the entries ptr[i] … ptr[i+1] - 1, i = s*blocks + c
+Lists = record('bicl.rounds', 'Lists', 'ptr idx val')
 
 def make_lists(n:int, entries:int, dtype)->Lists:
-    "Room for `n` lists with together at most so many entries."
-    k = entries + 4*n # memory is only taken where it is written
-    at = (np.zeros(n, np.int64) for _ in range(2))
-    return Lists(*at, np.empty(k, np.uint32), np.empty(k, dtype))
+    "Room for the lists of `n` samples with together so many inputs."
+    blocks = -(-entries//max(n, 1)//BLOCK) # memory is only taken where it is written
+    return Lists(np.zeros(n*blocks + 1, np.int64), np.empty(entries + 1, np.uint32),
+                 np.empty(entries + 1, dtype))
 
 @compiled
 def list_inputs(x, value, lists, at, k):
-    "List the non-zero inputs of all samples, the first one as list `at`, from entry `k` on."
+    "List the non-zero inputs of all samples, the first one as sample `at`, from entry `k` on."
+    d, ptr, idx, val = x.shape[1], lists.ptr, lists.idx, lists.val
+    p = at*((d + BLOCK - 1)//BLOCK)
     for s in range(x.shape[0]):
-        lists.start[at+s] = k
-        for i in range(x.shape[1]): # without branching
-            lists.idx[k], lists.val[k] = i, x[s, i]
-            k += x[s, i] != 0
-        lists.stop[at+s] = k
-        for i in range(lists.start[at+s] if value.shape[0] else k, k):
-            lists.val[i] = value[int(lists.val[i])]
-        while k % 4:
-            lists.idx[k], lists.val[k] = 0, 0
-            k += 1
+        for c in range(0, d, BLOCK):
+            ptr[p], p = k, p + 1
+            for i in range(c, min(c + BLOCK, d)): # without branching
+                idx[k], val[k] = i, x[s, i]
+                k = natural(k + (x[s, i] != 0))
+            for i in range(ptr[p-1] if value.shape[0] else k, k): val[i] = value[int(val[i])]
+    ptr[p] = k
     return k
 
 @compiled
-def add_listed(out, W, lists, i):
-    "`out += val @ W[idx]` with the values and positions of list `i`."
-    idx, val, k, n = lists.idx, lists.val, lists.start[i], lists.stop[i]
-    while k < n:
-        a, b, c, d = W[idx[k]], W[idx[k+1]], W[idx[k+2]], W[idx[k+3]]
-        va, vb, vc, vd = val[k], val[k+1], val[k+2], val[k+3]
-        for j in range(WIDTH): out[j] += va*a[j] + vb*b[j] + vc*c[j] + vd*d[j]
-        k += 4
+def times_listed(out, W, lists, ids):
+    "`out += x @ W` for the samples `ids` (-1: absent)."
+    o, w, step, blocks = out.reshape(-1), W.reshape(-1), 32//W.itemsize, -(-len(W)//BLOCK)
+    for c in range(blocks):
+        for s in range(len(ids)):
+            p = max(ids[s], 0)*blocks + c
+            first, last = lists.ptr[p], lists.ptr[p + (ids[s] >= 0)]
+            for j in range(0, WIDTH if last > first else 0, MANY*step):
+                v = fetch(o, s*WIDTH + j, MANY)
+                for k in range(first, last):
+                    v = plus(w, natural(lists.idx[k])*WIDTH + j, v, lists.val[k])
+                put(o, s*WIDTH + j, v)
 
 # %% ../nbs/16_rounds.ipynb #c15
 @compiled
-def add_outer_listed(W, lists, i, d):
-    "`W[idx] += outer(val, d)` with the values and positions of list `i`."
-    for k in range(lists.start[i], lists.stop[i]):
-        a, v = W[lists.idx[k]], lists.val[k]
-        for j in range(WIDTH): a[j] += v*d[j]
+def add_outers_listed(W, lists, ids, D):
+    "`W += x.T @ D` for the samples `ids` (-1: absent) with errors `D`."
+    S, d, w, step, blocks = len(ids), D.reshape(-1), W.reshape(-1), 32//W.itemsize, -(-len(W)//BLOCK)
+    n, who, val = np.empty(BLOCK, np.int64), np.empty(BLOCK*S, np.int64), np.empty(BLOCK*S, W.dtype)
+    for c in range(blocks):
+        for i in range(BLOCK): n[i] = i*S
+        for s in range(S):
+            p = max(ids[s], 0)*blocks + c
+            for k in range(lists.ptr[p], lists.ptr[p + (ids[s] >= 0)]):
+                i = natural(lists.idx[k] - c*BLOCK)
+                at = natural(n[i])
+                who[at], val[at], n[i] = s*WIDTH, lists.val[k], at + 1
+        for i in range(BLOCK):
+            for j in range(0, WIDTH if n[i] > i*S else 0, MANY*step):
+                row = (c*BLOCK + i)*WIDTH + j
+                v = fetch(w, row, MANY)
+                for k in range(i*S, n[i]): v = plus(d, natural(who[k]) + j, v, val[k])
+                put(w, row, v)
 
 # %% ../nbs/16_rounds.ipynb #c18
 @compiled
@@ -172,10 +199,10 @@ def up(net, feed, i, work):
     for l in range(L):
         H, b, W = work.H[l], net.bs[l], net.Ws[l]
         for s in range(H.shape[0]):
-            h, at = H[s], feed.ids[i, s]
+            h = H[s]
             for j in range(WIDTH): h[j] = b[j]
-            if not (l or dense or at < 0): add_listed(h, W, feed.lists, at)
         if l or dense: times(H, work.H[l-1] if l else work.X, net.n[l], W)
+        else: times_listed(H, W, feed.lists, feed.ids[i])
         for s in range(H.shape[0]):
             h = H[s]
             for j in range(WIDTH): h[j] = zero if h[j] < 0 else h[j]
@@ -195,12 +222,9 @@ def down(net, feed, i, first, rate, work):
             if l == L - 1: d[net.n[L]] = 0 # the ones have no error
             for j in range(WIDTH): b[j] += d[j]
         rate = net.w.dtype.type(1)
-        if l: row_dots(work.D[l-1][first:], D, W, net.n[l])
+        if l: hand_down(work.D[l-1][first:], D, W)
         if l or work.X.shape[1]: add_outers(W, (work.H[l-1] if l else work.X)[first:], net.n[l], D)
-        else:
-            for s in range(D.shape[0]):
-                at = feed.ids[i, first+s]
-                if at >= 0: add_outer_listed(W, feed.lists, at, D[s])
+        else: add_outers_listed(W, feed.lists, feed.ids[i, first:], D)
 
 # %% ../nbs/16_rounds.ipynb #c28
 @compiled
@@ -335,7 +359,7 @@ def er_rounds(net, feed, first, last, lr, work):
     return loss
 
 # %% ../nbs/16_rounds.ipynb #c37
-SPARSE = .35 # with a smaller share of non-zero inputs, lists are faster than matrices
+SPARSE = .65 # with a smaller share of non-zero inputs, lists are faster than matrices
 BYTES = {t: torch.arange(256).to(t).div_(255).numpy() for t in (torch.float32, torch.float64)}
 
 def side_by_side(
