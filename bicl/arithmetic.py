@@ -421,7 +421,7 @@ def test_compiled(learner:Networked, stream, tasks=None, chunk:int=500)->Tensor:
     common, ps = [stream.view.common(stream, t) for t in tasks], list(learner.predicting.values())
     if None in common: return evaluate(learner, stream, tasks, chunk)
     hits, known = torch.zeros(learner.R, len(tasks), dtype=torch.int64), _shown.setdefault(stream, {})
-    n = torch.tensor([stream.held[t].shape[1] if stream.held else len(stream.test_y) for t in tasks])
+    sizes = [stream.held[t].shape[1] if stream.held else len(stream.test_y) for t in tasks]
     for (i, t), r in product(enumerate(tasks), range(learner.R)):
         (x, order), which = common[i], (t, r % len(stream.held[t])) if stream.held else None
         own = stream.held[t][which[1]] if which else slice(None)
@@ -433,7 +433,7 @@ def test_compiled(learner:Networked, stream, tasks=None, chunk:int=500)->Tensor:
             for V, c in upper[:-1]: h = torch.addmm(c, h, V).relu_()
             out = stream.masked(torch.addmm(upper[-1][1], h, upper[-1][0]), t)
             hits[r, i] += (out.argmax(1) == right).sum()
-    return 100*hits.double()/n
+    return 100*hits.double()/torch.tensor(sizes)
 
 def can_compile(model:torch.nn.Module)->bool:
     "Can the compiled code work on this model? It knows the replica MLP on the CPU."

@@ -93,7 +93,7 @@ class Stream:
     def labels(self)->list: # per task, a tensor
         "The classes of each task."
         rows = zip(self.draws, self.held or [slice(None)]*self.T)
-        return [torch.cat([self.y[i].flatten(), self.test_y[h].flatten()]).unique() for i, h in rows]
+        return [torch.cat([self.y[i].ravel(), self.test_y[h].ravel()]).unique() for i, h in rows]
 
 # %% ../nbs/02_streams.ipynb #c14
 @patch
@@ -121,7 +121,7 @@ def bytes(self:Stream)->bool:
     return self.view(self.x[self.draws[0][:, :1]], 0).dtype == torch.uint8
 
 @patch
-def train(self:Stream, t:int)->tuple[Tensor, Tensor]: # x [R, n, …] as stored (bytes, or floating point), y [R, n]
+def train(self:Stream, t:int)->tuple[Tensor, Tensor]: # x [R, n, …] as stored, y [R, n]
     "The training samples of a task in order of arrival."
     i = self.draws[t]
     return self.view(self.x[i], t), self.y[i]
@@ -330,7 +330,8 @@ def class_tasks(
         most = min((train.shape[1] for train, _ in rows), default=0)
         _possible(name, tasks, len(d.classes), most if per_task is None else per_task, most)
         draws, held = [train[:, :per_task] for train, _ in rows], [test for _, test in rows]
-        return Stream(name, seeds, pool, draws, pool, held, None, len(d.classes), scenario='class', **to)
+        return Stream(name, seeds, pool, draws, pool, held, classes=len(d.classes),
+                      scenario='class', **to)
     return build
 
 # %% ../nbs/02_streams.ipynb #c56

@@ -286,7 +286,7 @@ def to_md(
         for words, rows in body:
             at = {r.metric: r for r in rows.itertuples()}
             for m in which:
-                words.append(shown(at[m]) if m in at else '')
+                words.append(shown(at[m]) if m in at else '—') # not measured
                 if m in paper: words += [theirs(at[m]), SIGNS[at[m].verdict]]
         blocks.append(f'### {md(label(b))}\n\n{md_table(head, [w for w, _ in body])}')
     return Md('\n\n'.join(blocks))
