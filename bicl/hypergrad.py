@@ -394,6 +394,7 @@ def hypergradient(
     end, state = _reverse(problem, start, inner, state, how)
     return Round(unflatten(end.view_as(flat), w), _like(state, flat), problem, problem.grad())
 
+# %% ../nbs/06_hypergrad.ipynb #x1
 def _like(state:dict, w:Tensor)->dict:
     "The state with its tensors in the shape of `w`."
     return {k: v.view_as(w) if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -118,10 +118,7 @@ def losses(
     return loss if goal is None else loss + ((logits - goal).square().sum(2)*pull).sum(1)/2
 
 # %% ../nbs/04_models.ipynb #c16
-def accuracy(
-    logits:Tensor, # `[R, B, C]`
-    y:Tensor, # labels, `[R, B]` or `[1, B]`
-)->Tensor: # `[R]`, between 0 and 1
+def accuracy(logits:Tensor, y:Tensor)->Tensor: # as in `losses`; `[R]`, between 0 and 1
     "The share of right answers of each replica."
     return (logits.argmax(-1) == y).to(logits.dtype).mean(1)
 
@@ -215,13 +212,8 @@ def by_name(grads:list)->dict:
     return {f'layers.{i}.{k}': g for i, gs in enumerate(grads)
             for k, g in zip(('weight', 'bias'), gs)}
 
-def mlp_grads(
-    model:MLP, # the network
-    x:Tensor, # inputs, `[R, B, d]` or `[1, B, d]`
-    y:Tensor, # labels, `[R, B]` or `[1, B]`
-    weight:Tensor|None=None, # of every sample, `[R, B]`; 1/B if not given
-): # a dictionary of gradients by name, and the logits `[R, B, C]`
-    "The gradient of the mean cross-entropy of every replica, without autograd."
+def mlp_grads(model:MLP, x:Tensor, y:Tensor, weight:Tensor|None=None): # as in `mlp_step`
+    "Gradients of every replica's mean cross-entropy by name, and the logits, without autograd."
     layers, R = layers_of(model), len(model.layers[0].weight)
     pairs, logits = signals(layers, x.expand(R, -1, -1), y.expand(R, -1), weight)
     with torch.no_grad(): return by_name(weight_grads(pairs)), logits
@@ -333,16 +325,11 @@ def split(
     return s
 
 # %% ../nbs/04_models.ipynb #c51
-def flatten(
-    tensors:dict, # each `[R, …]`
-)->Tensor: # `[R, n]`
+def flatten(tensors:dict)->Tensor: # each `[R, …]`; `[R, n]`
     "One vector per replica from a dictionary of tensors."
     return torch.cat([t.flatten(1) for t in tensors.values()], 1)
 
-def unflatten(
-    flat:Tensor, # `[R, n]`
-    like:dict, # tensors that give names and shapes
-)->dict:
+def unflatten(flat:Tensor, like:dict)->dict: # like: tensors that give names and shapes
     "The inverse of `flatten`; the values are views."
     parts = flat.split([t[0].numel() for t in like.values()], 1)
     return {k: p.view(t.shape) for (k, t), p in zip(like.items(), parts)}

@@ -362,11 +362,8 @@ def er_rounds(net, feed, first, last, lr, work):
 SPARSE = .65 # with a smaller share of non-zero inputs, lists are faster than matrices
 BYTES = {t: torch.arange(256).to(t).div_(255).numpy() for t in (torch.float32, torch.float64)}
 
-def side_by_side(
-    sides, # parts (x, y, positions) of every side: training, validation
-    f, # function of a part: its column `[b, k]`
-)->np.ndarray: # `[b, S]`
-    "The columns of all parts, -1 where a side is filled up to a multiple of four."
+def side_by_side(sides, f)->np.ndarray: # `[b, S]`; sides: lists of parts (x, y, positions, …)
+    "The columns `f` of all parts, -1 where a side is filled up to a multiple of four."
     out = []
     for side in sides:
         out += (a := [f(*part) for part in side])
@@ -405,13 +402,7 @@ def fed(sides, r:int, bytes:bool, dtype)->Feed:
 # %% ../nbs/16_rounds.ipynb #c38
 class Replica:
     "One replica's part in a block: its network in padded form, what it is fed with, and room to work."
-    def __init__(self,
-        learner, # a `BiCL` or `ER`
-        sides:list, # its parts (x, y, positions): of training and validation, or of all samples
-        r:int, # which replica
-        K:int=1, # inner steps
-        state=None, # ADAM's state of the head, if there is one
-    ):
+    def __init__(self, learner, sides:list, r:int, K:int=1, state=None): # K inner steps, ADAM's state
         self.r, sizes, info = r, learner.model.sizes, learner.info
         self.feed, dtype = fed(sides, r, info.bytes, info.dtype), BYTES[info.dtype].dtype
         self.net = make_net(sizes, dtype)
