@@ -260,7 +260,7 @@ def rows():
     out = [(m, METHODS[m].order, *checked(m), *counted(m), METHODS[m].device) for m in OURS]
     with only('torch'): out.append(('BiCL', 70, None, None, None, *counted('BiCL'), 'not recorded'))
     names = 'method order cases difference waits_per_block operators waits device'
-    return pd.DataFrame(out, columns=names.split()).sort_values('order')
+    return pd.DataFrame(out, columns=names.split()).sort_values('order', kind='stable')
 
 def test_the_page_says_what_is_counted():
     import pandas as pd
