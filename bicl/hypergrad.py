@@ -366,8 +366,10 @@ def _ends_in(loss, lam:dict, w:dict, tr, insist:bool)->bool:
 def _trunk_round(loss, lam, w, tr, val, inner, state, how)->Round:
     "What `hypergradient` does if the network ends in a linear layer, and w is that layer."
     flat, n, C = flatten(w), tr[1].shape[1], next(iter(w.values())).shape[1]
-    x, y = (torch.cat([a.expand(len(flat), *a.shape[1:]) for a in ab], 1) for ab in zip(tr, val))
-    problem = Trunk(loss.model, lam, x, y, n, C, how)
+    x, y, *goal = (torch.cat([a.expand(len(flat), *a.shape[1:]) for a in ab], 1)
+                   for ab in zip(tr[:3], val[:3]))
+    pull = [torch.cat(ab) for ab in zip(tr[3:], val[3:])]
+    problem = Trunk(loss.model, lam, x, y, n, C, how, *goal, *pull)
     turn = lambda s, f: {k: f(v) if isinstance(v, Tensor) else v for k, v in s.items()}
     to = lambda v: _as_matrix(v, w)
     end, state = _reverse(problem, to(flat), inner, turn(state or inner.init(flat), to), how)
