@@ -45,7 +45,8 @@ class ER(Averaged):
     def __init__(self, info, settings=None, model=None):
         s = settings or ERSettings()
         super().__init__(info, s, model)
-        self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype, bytes=info.bytes)
+        self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype,
+                                bytes=info.bytes)
         self.deals = self.rng('deal')
         self.anchor, self.tasks_done = Anchor(self.params.values(), s.task_beta), 0
 
@@ -143,7 +144,8 @@ class MER(Networked):
     def __init__(self, info, settings=None, model=None):
         s = settings or MERSettings()
         super().__init__(info, s, model)
-        self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype, bytes=info.bytes)
+        self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype,
+                                bytes=info.bytes)
 
     def observe(self, block):
         engine('mer', self.model, mer_torch, self.settings.engine)(self, block)

@@ -3,12 +3,14 @@
 The browser is Debian's chromium (or $CHROMIUM). Where there is none these tests are skipped, but
 not in CI, where a missing browser is a failure.
 """
-import fcntl, functools, http.server, os, re, shutil, subprocess, sys, threading
+import functools, http.server, os, re, shutil, subprocess, sys, threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import build, pytest
+from conftest import shared_folder
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT/'_docs'
@@ -18,10 +20,8 @@ FLAGS = ('--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-bac
 @pytest.fixture(scope='session')
 def site(tmp_path_factory):
     "The site, built as `make docs` does; once, even if several processes share the tests."
-    shared = tmp_path_factory.getbasetemp()
-    if os.environ.get('PYTEST_XDIST_WORKER'): shared = shared.parent
-    with open(shared/'docs.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    shared = shared_folder(tmp_path_factory)
+    with FileLock(shared/'docs.lock'):
         if not (log := shared/'docs.log').exists():
             command = [sys.executable, ROOT/'nbs'/'_site'/'build.py', 'docs']
             done = subprocess.run(command, capture_output=True, text=True)

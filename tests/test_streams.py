@@ -1,13 +1,16 @@
-"Streams: their fingerprint sees what decides the numbers, and tuning never sees a test image."
-import os, subprocess, sys
+"Streams: their fingerprint sees what decides the numbers, tuning never sees a test image, a scenario is kept."
+import os, subprocess, sys, warnings
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 
-from bicl import data, streams
+from bicl import baselines, bilevel, compiled, data, gem, replay, rounds, streams
 from bicl.core import Rng
 from bicl.data import DATA, Images, available, load
+from bicl.learner import METHODS, evaluate, fit, info_of, make_learner, resolve
+from bicl.models import Replicated
 from bicl.streams import BENCHMARKS, Block, gather, make_stream, stream_from_arrays
 
 SHORT = dict(seeds=(100, 101), tasks=2, per_task=30)
@@ -287,3 +290,103 @@ def test_benchmarks_have_labels_in_the_papers_order():
         'MNIST rotations', 'MNIST permutations', 'Fashion-MNIST permutations',
         'notMNIST permutations', 'MNIST rotations, 0–180°', 'MNIST classes', 'notMNIST classes',
         'MNIST split', 'Fashion-MNIST split', 'MNIST split, task told', 'Fashion-MNIST split, task told']
+
+
+# Scenarios --------------------------------------------------------------------------------------
+
+LEARNERS = [n for n, m in METHODS.items() if 'VAE' not in n and m.cls.__module__.startswith('bicl.')]
+TINY = dict(EWC=dict(samples=5), Joint=dict(epochs=1), MER=dict(batches=1, replayed=3))
+
+
+@pytest.fixture(params=['mnist-split', 'fashion-split-task'])
+def split(request):
+    "Three tasks of two classes, tested on the first pictures of each."
+    s = make_stream(request.param, [100, 101], tasks=3, per_task=20)
+    s.held = [h[:, :30] for h in s.held]
+    return s
+
+
+def short(name, stream, **kw):
+    "A learner with small networks, and its run."
+    kw |= TINY.get(name, {}) | dict(preset=False, memory=9, hidden=(8, 8))
+    learner = make_learner(name, stream, **kw)
+    return learner, fit(learner, stream, block=10, test='seen', progress=False)
+
+
+@pytest.mark.parametrize('name', LEARNERS)
+def test_every_method_learns_new_classes(name, split):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        learner, run = short(name, split)
+    a = run.accuracy
+    assert a[:, 1:].isfinite().sum() == 2 * 6 and run.AAA.isfinite().all()
+    told = [str(w.message) for w in said if 'is told' in str(w.message)]
+    assert len(told) == (learner.uses_task and split.scenario != 'task')
+    assert all(name in t and split.name in t for t in told)
+    assert torch.equal(learner.score(split, [2, 0]), a[:, 3, [2, 0]]) # an engine may have been at work
+    assert torch.equal(evaluate(learner, split, [2, 0]), a[:, 3, [2, 0]])
+
+
+@pytest.mark.parametrize('name', LEARNERS)
+def test_whoever_is_right_among_all_is_right_among_fewer(name):
+    "The same predictions, asked in both scenarios; and nobody is told a task that others are not."
+    plain, told = (make_stream(n, [100], tasks=3, per_task=20) for n in ('mnist-split', 'mnist-split-task'))
+    for s in (plain, told): s.held = [h[:, :40] for h in s.held]
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        learner, run = short(name, plain)
+    asked, predict = [], learner.predict
+    learner.predict = lambda x, t: asked.append(t) or predict(x, t)
+    a, b = (evaluate(learner, s) for s in (plain, told))
+    assert (b >= a).all() and b.mean() > a.mean()
+    assert asked == ([0, 1, 2] if learner.uses_task else [None]*3) + [0, 1, 2]
+
+
+def test_only_independent_uses_the_task():
+    assert [n for n in LEARNERS if METHODS[n].cls.uses_task] == ['Independent']
+
+
+def test_the_mask():
+    "Outputs of other classes never win, however large; those of the task keep their order and value."
+    told, plain = (make_stream(n, [100], tasks=3, per_task=10) for n in ('mnist-split-task', 'mnist-split'))
+    out = Rng([7], 'outputs').normal(2, 50, 10)
+    for t in range(3):
+        m = told.masked(out, t)
+        assert torch.equal(m[..., 2*t:2*t + 2], out[..., 2*t:2*t + 2])
+        assert (m.isfinite().sum(-1) == 2).all() and (m.argmax(-1)//2 == t).all()
+        assert plain.masked(out, t) is out
+    assert torch.equal(told.masked(told.masked(out, 0), 0), told.masked(out, 0))
+
+
+def test_splits():
+    both = [make_stream(n, [100, 101]) for n in ('mnist-split', 'mnist-split-task')]
+    assert both[0].fingerprint() != both[1].fingerprint() # what is told decides the numbers
+    for s in both:
+        for t in range(5):
+            (x, y), tested = s.train(t), torch.cat([y for _, y in s.test(t)], 1)
+            assert torch.equal(x, both[0].train(t)[0]) and [len(set(d.tolist())) for d in s.draws[t]] == [1000]*2
+            assert all((y == c).sum(1).eq(500).all() for c in (2*t, 2*t + 1))
+            assert tested.shape == (1, torch.isin(s.test_y, torch.tensor([2*t, 2*t + 1])).sum())
+            assert s.labels[t].tolist() == tested.unique().tolist() == [2*t, 2*t + 1]
+    odd = streams.splits('mnist', per_task=301, classes_per_task=3)('odd', [100])
+    assert odd.T == 3 and (odd.train(2)[1].flatten().bincount()[6:]).tolist() == [101, 100, 100]
+
+
+@pytest.mark.parametrize('name', [n for n in LEARNERS if n != 'Independent'])
+def test_the_shape_of_pictures_changes_nothing(name):
+    "A network that flattens its input learns the same from pictures as from rows of numbers."
+    r = Rng([7], 'pictures')
+    x, y = r.integers(256, 60, 3, 2, 2)[0].byte(), r.integers(4, 60)[0]
+    def run(keep_shape):
+        s = stream_from_arrays(x, y, torch.arange(60) // 30, seeds=[100, 101], keep_shape=keep_shape)
+        assert s.shape == ((3, 2, 2) if keep_shape else (12,)) and s.d == 12
+        assert next(s.blocks(0)).x.shape == (2, len(next(s.blocks(0))), *s.shape)
+        own = lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 4))
+        m = METHODS[name]
+        settings = resolve(m, memory=8, preset=False, **TINY.get(name, {}))
+        learner = m.cls(info_of(s), settings, Replicated(own, Rng(s.seeds, 'init')))
+        fit(learner, s, block=10, progress=False, test='new')
+        return learner.state_dict()
+    flat, shaped = run(False), run(True)
+    assert flat.keys() == shaped.keys()
+    for k, v in flat.items(): assert torch.equal(v.flatten(), shaped[k].flatten()), k
