@@ -394,7 +394,7 @@ def hypergradient(
     end, state = _reverse(problem, start, inner, state, how)
     return Round(unflatten(end.view_as(flat), w), _like(state, flat), problem, problem.grad())
 
-# %% ../nbs/06_hypergrad.ipynb #x1
+# %% ../nbs/06_hypergrad.ipynb #c37
 def _like(state:dict, w:Tensor)->dict:
     "The state with its tensors in the shape of `w`."
     return {k: v.view_as(w) if isinstance(v, Tensor) else v for k, v in state.items()}
@@ -413,7 +413,7 @@ def _features(loss, lam, w, tr, val, how, kind)->Features:
     ps, C = list(lam.values()), loss.model.sizes[-1]
     return kind(list(zip(ps[::2], ps[1::2])), x, y, tr[1].shape[1], C, how, *match)
 
-# %% ../nbs/06_hypergrad.ipynb #c38
+# %% ../nbs/06_hypergrad.ipynb #c39
 def _ends_in(loss, lam:dict, w:dict, tr, insist:bool)->bool:
     "Is w the linear layer that a network of one's own ends in, and λ all the rest?"
     model = loss.model if isinstance(loss, CrossEntropy) else None
@@ -428,7 +428,7 @@ def _ends_in(loss, lam:dict, w:dict, tr, insist:bool)->bool:
                                 f'not w = {", ".join(w)}; use split="head" or form="general"')
     return False
 
-# %% ../nbs/06_hypergrad.ipynb #c39
+# %% ../nbs/06_hypergrad.ipynb #c40
 def _trunk_round(loss, lam, w, tr, val, inner, state, how)->Round:
     "What `hypergradient` does if the network ends in a linear layer, and w is that layer."
     flat, n, C = flatten(w), tr[1].shape[1], next(iter(w.values())).shape[1]
@@ -439,7 +439,7 @@ def _trunk_round(loss, lam, w, tr, val, inner, state, how)->Round:
     end, state = _reverse(problem, to(flat), inner, turn(state or inner.init(flat), to), how)
     return Round(unflatten(_as_vector(end), w), turn(state, _as_vector), problem, problem.grad())
 
-# %% ../nbs/06_hypergrad.ipynb #c52
+# %% ../nbs/06_hypergrad.ipynb #c53
 def head_weights(
     model:MLP, # the network
 )->Tensor: # `[R, h+1, C]`
@@ -447,7 +447,7 @@ def head_weights(
     W, b = layers_of(model)[-1]
     return torch.cat([W.detach(), b.detach()], 1)
 
-# %% ../nbs/06_hypergrad.ipynb #c53
+# %% ../nbs/06_hypergrad.ipynb #c54
 @torch.no_grad()
 def head_round(
     model:MLP, # the network; its head is changed in place
