@@ -40,7 +40,7 @@ paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped)
 	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; $(MAKE) report || bad=1; exit $$bad
 
 # table1 comes last: its page links to the others; speed and gpu are pages without a grid
-PAGES := explained strict printed rotations180 search generative ablations speed gpu table1
+PAGES := explained strict printed rotations180 search generative ablations outputs speed gpu table1
 report: $(RUN) ## pages, tables and figures in nbs/pages/ and reports/ from the runs that are finished
 	@bad=0; for g in $(PAGES); do \
 	    test $$g = speed || test $$g = gpu || test -d reports/$$g/runs || continue; \

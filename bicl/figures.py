@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SHADES', 'FAR', 'link', 'save_figure', 'panels', 'look', 'looks', 'legend', 'draw', 'memory_figure', 'focus',
            'at_memory', 'curves', 'forgetting_figure', 'matrix_figure', 'scatter_figure', 'glance_figure',
-           'difference_figure', 'alignment_figure', 'task_figure', 'mosaic', 'samples_figure', 'relink', 'page_md',
-           'pages', 'execute_page', 'asked', 'write_page', 'report', 'bicl_report']
+           'difference_figure', 'steadiness_figure', 'alignment_figure', 'task_figure', 'mosaic', 'samples_figure',
+           'relink', 'page_md', 'pages', 'execute_page', 'asked', 'write_page', 'report', 'bicl_report']
 
 # %% ../nbs/24_figures.ipynb #c2
 import os, posixpath, re, sys
@@ -275,6 +275,20 @@ def difference_figure(
     for ax in axes[-len(names):]: ax.set(xlabel=f'difference to {reference} (points)')
     legend(fig, **{f'memory {s:,}' if s else 'no memory': dict(color=c, marker='o')
                    for s, c in zip(sizes, SHADES)})
+    return fig
+
+# %% ../nbs/24_figures.ipynb #n2
+def steadiness_figure(values:pd.DataFrame): # of one metric: benchmark, method, memory, value
+    "What every setting and seed of a search gave; one panel per benchmark."
+    import seaborn as sns
+    (fig, axes), who = panels(len(names := in_order(values.benchmark))), in_order(values.method)
+    how = dict(x='memory', y='value', hue='method', hue_order=who, legend=False)
+    for ax, b in zip(axes, names):
+        part = values[values.benchmark == b].sort_values('memory').astype(dict(memory=str))
+        sns.stripplot(part, ax=ax, dodge=True, size=3, palette=[look(m)['color'] for m in who], **how)
+        sns.boxplot(part, ax=ax, showbox=False, showcaps=False, whis=(50, 50), fliersize=0, **how)
+        ax.set(title=label(b), xlabel='memory (samples)', ylabel='RA (%)')
+    legend(fig, who)
     return fig
 
 # %% ../nbs/24_figures.ipynb #c38

@@ -18,7 +18,7 @@ PARTS = { # the book: part → numbers of its chapters
     'I The world': range(0, 4), 'II The method': range(4, 11), 'III The rivals': range(11, 18),
     'IV The other half': range(18, 20), 'V The study': range(20, 26)}
 FIRST = { # what comes first in its folder; the rest by name
-    'pages': ('table1', 'ablations', 'generative', 'search', 'speed', 'gpu'), 'tutorials': ('quickstart',)}
+    'pages': ('table1', 'outputs', 'ablations', 'generative', 'search', 'speed', 'gpu'), 'tutorials': ('quickstart',)}
 
 def chapters(part):
     "The chapters of a part of the book."
