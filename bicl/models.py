@@ -426,7 +426,7 @@ def end(self:Replicated, x:Tensor)->str: # the name of the layer
     "The linear layer that the module ends in, or a `ValueError` that says why there is none."
     if not self._end: # asked once
         try: self._end.append(torch.no_grad()(_ending)(self._plan[0], x[0, :2]))
-        except ValueError as e: self._end.append(e)
+        except (ValueError, AttributeError) as e: self._end.append(ValueError(str(e)))
     if isinstance(self._end[0], ValueError): raise self._end[0]
     return self._end[0][0]
 

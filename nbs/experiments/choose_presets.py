@@ -8,7 +8,7 @@ import json, re, sys
 from dataclasses import asdict
 from pathlib import Path
 
-from bicl.core import atomic
+from bicl.core import atomic, load_yaml
 from bicl.jobs import load_grid
 from bicl.learner import find_method, make_settings
 from bicl.tables import collect
@@ -32,21 +32,23 @@ def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → set
         if other in out: out[b] = out[other]
     return out
 
-def block(method:str, winners:dict)->str:
+def block(method:str, entries:dict)->str:
     "The entry of a method, as YAML."
     flow = lambda d: '{' + ', '.join(f'{k}: {json.dumps(v)}' for k, v in d.items()) + '}'
     text = f'{method}: # by choose_presets.py\n'
-    for b in winners:
-        text += f'  {b}:\n' + ''.join(f'    {m}: {flow(d)}\n' for m, d in sorted(winners[b].items()))
+    for b, found in entries.items():
+        if not all(isinstance(m, int) for m in found): text += f'  {b}: {flow(found)}\n'
+        else: text += f'  {b}:\n' + ''.join(f'    {m}: {flow(d)}\n' for m, d in sorted(found.items()))
     return text
 
 def main(grid:str, *methods:str):
     path = HERE/'presets.yaml'
     text = path.read_text(encoding='utf-8')
     for m in methods:
+        other = (load_yaml(path) or {}).get(m) or {} # benchmarks that were not searched stay
         entry = re.compile(rf'^{re.escape(m)}:.*?(?=^\S|\Z)', re.M | re.S)
         if not entry.search(text): text += f'{m}:\n'
-        text = entry.sub(lambda _, m=m: block(m, found(grid, m)), text)
+        text = entry.sub(lambda _, m=m, other=other: block(m, other | found(grid, m)), text)
     with atomic(path) as f: f.write(text)
 
 if __name__ == '__main__': main(*sys.argv[1:])
