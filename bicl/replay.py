@@ -118,7 +118,7 @@ class DERPlus(ER):
     def __init__(self, info, settings=None, model=None):
         super().__init__(info, settings or DERPlusSettings(), model)
 
-register_method('DER++', DERPlus, DERPlusSettings, version=1, order=62, color='#fbafe4', marker='d')
+register_method('DER++', DERPlus, DERPlusSettings, version=1, order=62, color='#882255', marker='d')
 
 # %% ../nbs/12_replay.ipynb #c23
 @dataclass

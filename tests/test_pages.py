@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import toys
 
+import bicl.core
 import bicl.figures
 import bicl.tables
 from bicl.figures import bicl_report, page_md, pages, relink
@@ -258,3 +259,11 @@ def test_the_markdown_of_a_page_is_the_page(name):
     assert text == relink(page_md(nb), pages()[name].parent, path.parent), f'run `bicl_report {name}`'
     links = [re.sub('#.*', '', x) for x in re.findall(r'(?<!\\)\]\(([^)\s]+)', text) if ':' not in x]
     assert not [x for x in links if not (path.parent/x).exists()]
+
+
+@pytest.mark.parametrize('method', ['BiCL++', 'DER++'])
+def test_presets_are_what_the_search_found(method, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
+    from choose_presets import found
+    stored, won = bicl.core.load_yaml(ROOT/'nbs'/'experiments'/'presets.yaml')[method], found('search_outputs', method)
+    assert won and all(stored[b] == sizes for b, sizes in won.items()), 'run nbs/experiments/choose_presets.py'
