@@ -9,7 +9,7 @@ __all__ = ['DATA', 'LIMIT', 'LARGE', 'OPEN', 'LETTERS', 'Images', 'DataError', '
 # %% ../nbs/01_data.ipynb #c2
 import gzip, hashlib, io, lzma, os, re, sys, tarfile, zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPException
 from math import prod
@@ -433,7 +433,7 @@ def tuning(self:Images)->Images:
     "The set for choosing settings: it is tested on training images that were kept aside."
     rest, aside = stratified(self.train_y, .1, f'tuning-split/{self.name}')
     x, y = self.train_x, self.train_y
-    return replace(self, train_x=x[rest], train_y=y[rest], test_x=x[aside], test_y=y[aside])
+    return Images(self.name, x[rest], y[rest], x[aside], y[aside], self.classes, self.shape)
 
 # %% ../nbs/01_data.ipynb #c70
 def _short(path:Path)->str:

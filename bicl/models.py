@@ -451,8 +451,8 @@ class ConvNet(Replicated):
         dtype=torch.float32,
     ):
         def factory():
-            (n, *side), layers = shape, [Centred()]
-            for n, w in zip((n, *widths), widths):
+            (first, *side), layers = shape, [Centred()]
+            for n, w in zip((first, *widths), widths):
                 layers += [nn.Conv2d(n, w, 3, 2, 1), nn.GroupNorm(gcd(w, max(1, w//8)), w), nn.ReLU()]
             side = [-(-s//2**len(widths)) for s in side]
             return nn.Sequential(*layers, nn.Flatten(), nn.Linear(w*prod(side), classes))
