@@ -245,11 +245,8 @@ def glance_figure(
 SHADES = ('#0173b2', '#de8f05', '#029e73', '#cc78bc') # memories, from small to large
 FAR = 15 # points: what only a run that fails is off
 
-def difference_figure(
-    table:pd.DataFrame, # benchmark, memory, variant, metric, diff, ci_low, ci_high, verdict
-    reference:str='the default', # what the differences are to
-):
-    "Paired differences of variants to their reference."
+def difference_figure(table:pd.DataFrame, reference:str='the default'):
+    "Paired differences (diff, ci_low, ci_high, verdict) of variants to their reference."
     table = table.astype(dict(memory='Int64')).fillna(dict(memory=0))
     variants, sizes = list(table.variant.unique()), sorted(table.memory.unique())
     has = {v: sorted(part.memory.unique()) for v, part in table.groupby('variant')}

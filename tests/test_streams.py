@@ -214,9 +214,9 @@ def numbers(x):
 
 def rows_of(s, r=slice(None)):
     "Which rows a stream trains on and which it is tested on, before a task looks at them."
-    train = numbers(torch.cat([s.x[d[r]].flatten(0, -2) for d in s.draws]))
-    if s.held is None: return train, numbers(s.test_x)
-    return train, numbers(torch.cat([s.test_x[h[r]].flatten(0, -2) for h in s.held]))
+    train = numbers(torch.cat([s.x[d[r]].reshape(-1, s.d) for d in s.draws]))
+    if s.held is None: return train, numbers(s.test_x.flatten(1))
+    return train, numbers(torch.cat([s.test_x[h[r]].reshape(-1, s.d) for h in s.held]))
 
 
 @pytest.mark.parametrize('name', HERE)
@@ -289,7 +289,7 @@ def test_benchmarks_have_labels_in_the_papers_order():
     assert [b.label for b in known if b.builder and b.order < 100] == [
         'MNIST rotations', 'MNIST permutations', 'Fashion-MNIST permutations',
         'notMNIST permutations', 'MNIST rotations, 0–180°', 'MNIST classes', 'notMNIST classes',
-        'MNIST split', 'Fashion-MNIST split', 'MNIST split, task told', 'Fashion-MNIST split, task told']
+        'MNIST split', 'Fashion-MNIST split', 'MNIST split, task told', 'Fashion-MNIST split, task told', 'CIFAR-10 split']
 
 
 # Scenarios --------------------------------------------------------------------------------------

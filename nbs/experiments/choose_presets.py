@@ -27,7 +27,8 @@ def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → set
     default = asdict(make_settings(find_method(method), {}))
     for (b, m), part in best.groupby(['benchmark', 'memory'], sort=False):
         won = used[part.idxmax()[-1]]
-        out.setdefault(b, {})[int(m)] = {k: v for k, v in won.items() if k != 'memory' and v != json.loads(json.dumps(default[k]))}
+        out.setdefault(b, {})[int(m)] = {
+            k: won[k] for k, v in default.items() if k != 'memory' and won[k] != json.loads(json.dumps(v))}
     for b, other in SAME.items():
         if other in out: out[b] = out[other]
     return out
