@@ -5,6 +5,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
 VENV   ?= .venv
+# versions that are known to work together; `make CONSTRAINTS= …` takes the newest of everything
+CONSTRAINTS ?= $(wildcard .ci/constraints.txt)
 SHELL  := bash
 
 BIN := $(if $(filter /%,$(VENV)),$(VENV),$(CURDIR)/$(VENV))/bin
@@ -24,7 +26,7 @@ BENCH   := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test paper report docs lab bench readme export outputs clean distclean
+.PHONY: help reproduce test paper report docs lab bench chaos versions readme export outputs clean distclean
 
 help: ## list the targets (this list)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -39,11 +41,11 @@ test: $(DEV) ## all tests: notebooks, tests/, documentation
 paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped), then the report
 	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; $(MAKE) report || bad=1; exit $$bad
 
-# table1 comes last: its page links to the others; speed and gpu are pages without a grid
-PAGES := explained strict printed rotations180 search generative ablations outputs speed gpu table1
+# claims comes last: it reads what the other pages have written; some pages have no grid
+PAGES := explained strict listing printed rotations180 search generative ablations outputs speed gpu faults reproducibility table1 claims
 report: $(RUN) ## pages, tables and figures in nbs/pages/ and reports/ from the runs that are finished
 	@bad=0; for g in $(PAGES); do \
-	    test $$g = speed || test $$g = gpu || test -d reports/$$g/runs || continue; \
+	    case $$g in speed|gpu|faults|reproducibility|claims) ;; *) test -d reports/$$g/runs || continue;; esac; \
 	    bicl_report $$g || bad=1; done; exit $$bad
 
 docs: _docs/index.html ## the documentation site → _docs/
@@ -53,6 +55,20 @@ lab: $(RUN) ## JupyterLab on nbs/
 	@jupyter lab --notebook-dir nbs
 
 bench: build/benchmark.ipynb ## speed against other libraries → reports/benchmark.csv (anew after make clean)
+
+chaos: $(DEV) ## kill, stop and fill up everything for half an hour → reports/chaos.csv and its page
+	@python tests/chaos.py $(CHAOS) && bicl_report faults
+
+# an environment of 5 GB for each: .venv-3.12, .venv-3.13, .venv-newest, .venv-lowest
+QUICK := tests/test_house.py tests/test_data.py tests/test_streams.py tests/test_resume.py \
+         tests/test_faults.py tests/test_properties.py tests/test_machines.py
+versions: ## the quick tests elsewhere: make versions PYTHONS="3.12 3.13 newest lowest"
+	@bad=0; for v in $(or $(PYTHONS),3.12 3.13); do what="PYTHON=$(PYTHON)"; case $$v in \
+	    newest) what="$$what CONSTRAINTS=";; \
+	    lowest) mkdir -p build; python .ci/constraints.py --lowest > build/lowest.txt; \
+	        what="$$what CONSTRAINTS=build/lowest.txt";; \
+	    *) what="PYTHON=$$(command -v python$$v || ls -d ~/.pyenv/versions/$$v*/bin/python | tail -n 1)";; esac; \
+	    $(MAKE) VENV=.venv-$$v $$what test PYTEST='$(QUICK)' || bad=1; done; exit $$bad
 
 readme: README.md ## README.md from nbs/index.ipynb, with the numbers that are in reports/
 
@@ -89,7 +105,7 @@ $(VENV)/bin/python:
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
 
-$(RUN): $(META) | $(VENV)/bin/python
+$(RUN): $(META) $(CONSTRAINTS) | $(VENV)/bin/python
 	@$(call install,.)
 $(DEV): $(META) | $(RUN)
 	@$(call install,.[dev])
@@ -100,7 +116,7 @@ $(BENCH): $(META) | $(RUN)
 define install
 set -eo pipefail; \
 echo "Installing $(1) into $(VENV) (the first time some minutes: torch is about 5 GB)"; \
-python -m pip install --progress-bar off -e '$(1)' | awk -v tty=$$(test -t 2 && echo 1 || echo 0) \
+python -m pip install --progress-bar off $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '$(1)' | awk -v tty=$$(test -t 2 && echo 1 || echo 0) \
     '/^ *(Collecting|Downloading|Installing)/ {n++; \
         if (tty) {printf "\r\033[K%5d  %.70s", n, $$0; fflush()}} \
      END {if (tty) printf "\r\033[K"}'; \

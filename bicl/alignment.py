@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .hypergrad import CrossEntropy, hypergradient
 from .learner import Averaged, Callback, Learner
-from .models import flatten, split
-from .solvers import SGD
+from .models import split
+from .solvers import SGD, flatten
 
 # %% ../nbs/17_alignment.ipynb #c5
 def held_out(

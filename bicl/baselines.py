@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from .core import Settings, within
 from .learner import Averaged, Learner, Networked, network, register_method
 from .memory import Ring
-from .models import MLP, bmm, engine, gradients, layers_of, sgd_step, signals
+from .models import MLP, bmm, engine, layers_of, signals
+from .solvers import gradients, sgd_step
 from .streams import gather
 
 # %% ../nbs/11_baselines.ipynb #c5
@@ -69,6 +70,9 @@ class Online(Networked):
     def __init__(self, info, settings=None, model=None):
         super().__init__(info, settings or OnlineSettings(), model)
 
+    @staticmethod
+    def cost(s, T, n, block): return 0, s.passes
+
     def observe(self, block):
         s = self.settings
         sgd(self.model, block.x, block.y, arrivals(block, s.batch, s.passes), s.lr)
@@ -87,6 +91,8 @@ class Independent(Learner):
         narrow = replace(s, hidden=tuple(max(1, h//info.T) for h in s.hidden))
         nets = (network(info, narrow, self.rng(f'init/{t}')) for t in range(info.T))
         self.nets = nn.ModuleList(nets)
+
+    cost = staticmethod(Online.cost)
 
     def observe(self, block):
         s = self.settings
@@ -115,6 +121,9 @@ class Joint(Averaged):
     def __init__(self, info, settings=None, model=None):
         super().__init__(info, settings or JointSettings(), model)
         self.shuffle, self.done = self.rng('shuffle'), False
+
+    @staticmethod
+    def cost(s, T, n, block): return T*n, s.epochs
 
     def begin(self, stream): self.stream = [stream] # in a list: not a part of the module
     def get_extra_state(self): return torch.tensor(self.done)
@@ -231,6 +240,9 @@ class EWC(Networked):
         self.recent = Ring(min(s.samples, info.n), info.T, self.rng('memory'), info.shape,
                            info.dtype, bytes=info.bytes)
 
+    @staticmethod
+    def cost(s, T, n, block): return min(s.samples, n), 1 + min(s.samples, n)/n
+
     def get_extra_state(self): return torch.tensor(self.t)
     def set_extra_state(self, t): self.t = int(t)
 
@@ -248,4 +260,4 @@ class EWC(Networked):
         self.t += 1
 
 register_method('EWC', EWC, EWCSettings, version=1, order=30, device='cpu',
-                color='#cc78bc', marker='P')
+                color='#cc78bc', marker='p')

@@ -19,9 +19,9 @@ from .hypergrad import (HYPERGRADIENTS, OUTER, CrossEntropy, Options, head_round
                             head_weights, hypergradient, solved_head)
 from .learner import Averaged, network, register_method
 from .memory import Batches, KCenter, Reservoir, Ring, SplitMemory, deal, matched
-from .models import MLP, VerticalMLP, engine, flatten, register_engine, split
+from .models import MLP, VerticalMLP, engine, register_engine, split
 from .reptile import Level
-from .solvers import SGD, Adam, GraphAdam, Ridge, Slots
+from .solvers import SGD, Adam, GraphAdam, Ridge, Slots, flatten
 from .streams import Block
 
 # %% ../nbs/10_bicl.ipynb #c5
@@ -124,6 +124,16 @@ class BiCL(Averaged):
         return {k: pulled[k] for k in self.params}
     def get_extra_state(self): return torch.tensor(self.tasks_done)
     def set_extra_state(self, n): self.tasks_done = int(n)
+
+# %% ../nbs/10_bicl.ipynb #k1
+@staticmethod
+def _cost(s, T, n, block): # K steps on a training batch, one on a validation batch
+    B, share = min(block, n), 1 - min(block, n)/(T*n) # the first block meets no memory
+    tr, val = (min(s.current, h) or 1 for h in (B//2, B - B//2))
+    per_sample = max(1, int(s.rounds*B + .5))/B
+    return s.memory, per_sample*(s.K*tr + val + (s.K + 1)*s.replayed*share)
+
+BiCL.cost = _cost # what it holds and computes: see `Learner.cost`
 
 # %% ../nbs/10_bicl.ipynb #c12
 @patch
@@ -231,7 +241,7 @@ class BiCLPlus(BiCL):
     def __init__(self, info, settings=None, model=None, rule=None):
         super().__init__(info, settings or BiCLPlusSettings(), model, rule)
 
-register_method('BiCL++', BiCLPlus, BiCLPlusSettings, version=1, color='#56b4e9', marker='p', order=72)
+register_method('BiCL++', BiCLPlus, BiCLPlusSettings, version=1, color='#7a00cc', marker='P', order=72)
 
 # %% ../nbs/10_bicl.ipynb #c60
 class StaticRound:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DATA', 'LIMIT', 'LARGE', 'OPEN', 'LETTERS', 'Images', 'DataError', 'Archive', 'DataSet', 'register_data', 'places',
-           'find', 'available', 'decode_archive', 'stratified', 'load', 'bicl_data']
+           'find', 'available', 'decode_archive', 'stratified', 'load', 'list_data']
 
 # %% ../nbs/01_data.ipynb #c2
 import gzip, hashlib, io, lzma, os, re, sys, tarfile, zlib
@@ -20,7 +20,6 @@ from urllib.request import urlopen
 import numpy as np
 import torch
 from fastcore.basics import patch
-from fastcore.script import call_parse
 from torch import Tensor
 
 from .core import Rng, atomic, cache_dir, project_root
@@ -95,7 +94,7 @@ def places(
     d, root, own = _known(name), project_root(), os.environ.get('BICL_DATA')
     near = [root/'data', *([] if d.free else [root.parent/'shared'/'data'])]
     if not own: return [*near, cache_dir()/'data']
-    own = Path(own).expanduser()
+    own = Path(os.path.expanduser(own))
     try: os.listdir(own)
     except OSError as e:
         raise DataError(f'$BICL_DATA is {str(own)!r}, which is not a folder that can be read '
@@ -440,7 +439,7 @@ def _short(path:Path)->str:
     "A path as a person would write it: relative to the project if it is near."
     root, path = project_root().resolve(), Path(path).resolve()
     if path.is_relative_to(root.parent): return os.path.relpath(path, root)
-    return str(path).replace(str(Path.home()), '~', 1)
+    return str(path).replace(os.path.expanduser('~'), '~', 1)
 
 def _status(name:str, download:bool)->tuple:
     "Where a set is, its sizes, whether it is right, images per class; and an error, if any."
@@ -453,10 +452,9 @@ def _status(name:str, download:bool)->tuple:
     return (_short(find(name)), len(d.train_y), len(d.test_y), 'yes', each), None
 
 # %% ../nbs/01_data.ipynb #c71
-@call_parse
-def bicl_data(
+def list_data(
     download:bool=False, # fetch what is missing
-):
+)->int: # exit code of the command: 0 all well, 1 a set is damaged or cannot be fetched
     "Print which data sets are on this machine, and verify them."
     row, errors = '{:<9} {:<29} {:>8} {:>6}  {:<8}  {:<12}  {}'.format, []
     print(row('set', 'found in', 'training', 'test', 'verified', 'licence', 'images per class'))
@@ -467,4 +465,4 @@ def bicl_data(
         if cells[0] == 'not here' and not e:
             print(f'          {name} is fetched when it is needed, or now by: bicl_data --download')
     for e in errors: print(f'\nerror: {e}', file=sys.stderr)
-    if errors: sys.exit(1)
+    return int(bool(errors))

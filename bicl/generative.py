@@ -19,9 +19,9 @@ from .core import Settings, within
 from .hypergrad import hypergradient
 from .learner import Learner, register_method
 from .memory import Reservoir, deal
-from .models import baddbmm, bmm, errors, flatten, layers_of, outputs
+from .models import baddbmm, bmm, errors, layers_of, outputs
 from .reptile import Level
-from .solvers import Adam, Slots
+from .solvers import Adam, Slots, flatten
 from .streams import Block
 from .vae import PRECISIONS, VAE, NegativeBound, Squash, log_likelihood, split_vae
 
@@ -185,7 +185,7 @@ def end_task(self:EWCVAE):
     for b in (*self.fisher, self.seen): b.zero_()
     self.tasks_done += 1
 
-register_method('VAE-EWC', EWCVAE, EWCVAESettings, label='EWC', color='#cc78bc', marker='P',
+register_method('VAE-EWC', EWCVAE, EWCVAESettings, label='EWC', color='#cc78bc', marker='p',
                 order=102)
 
 # %% ../nbs/19_generative.ipynb #c25
@@ -236,7 +236,7 @@ class ERVAE(NaiveVAE):
         self.M.add(block)
         return last
 
-register_method('VAE-ER', ERVAE, ERVAESettings, label='ER', color='#56b4e9', marker='D', order=103)
+register_method('VAE-ER', ERVAE, ERVAESettings, label='ER', color='#d55e00', marker='D', order=103)
 
 # %% ../nbs/19_generative.ipynb #c30
 class JointVAE(NaiveVAE):

@@ -15,9 +15,9 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .models import (MLP, Replicated, baddbmm, baddbmm_, bmm, by_name, descend, errors, flatten,
-                         layers_of, one_hot, outputs, unflatten, weight_grads)
-from .solvers import SGD, Ridge, targets
+from .models import (MLP, Replicated, baddbmm, baddbmm_, bmm, by_name, descend, errors,
+                         layers_of, one_hot, outputs, weight_grads)
+from .solvers import SGD, Ridge, flatten, targets, unflatten
 
 # %% ../nbs/06_hypergrad.ipynb #c5
 OUTER = ('mean', 'max', 'softmax')

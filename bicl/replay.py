@@ -15,8 +15,9 @@ from .baselines import sgd
 from .core import Settings, within
 from .learner import Averaged, Networked, register_method
 from .memory import Batches, Reservoir, deal, matched
-from .models import engine, sgd_step
+from .models import engine
 from .reptile import Anchor
+from .solvers import sgd_step
 from .streams import Block, decode
 
 # %% ../nbs/12_replay.ipynb #c5
@@ -51,6 +52,11 @@ class ER(Averaged):
         self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype, **kept)
         self.deals = self.rng('deal')
         self.anchor, self.tasks_done = Anchor(self.params.values(), s.task_beta), 0
+
+    @staticmethod
+    def cost(s, T, n, block):
+        B, share = min(block, n), 1 - min(block, n)/(T*n) # the first block meets no memory
+        return s.memory, max(1, int(s.rounds*B + .5))/B*(min(s.current, B) + s.replayed*share)
 
     def get_extra_state(self): return torch.tensor(self.tasks_done)
     def set_extra_state(self, n): self.tasks_done = int(n)
@@ -118,7 +124,7 @@ class DERPlus(ER):
     def __init__(self, info, settings=None, model=None):
         super().__init__(info, settings or DERPlusSettings(), model)
 
-register_method('DER++', DERPlus, DERPlusSettings, version=1, order=62, color='#882255', marker='d')
+register_method('DER++', DERPlus, DERPlusSettings, version=1, order=62, color='#661100', marker='X')
 
 # %% ../nbs/12_replay.ipynb #c23
 @dataclass
@@ -168,6 +174,11 @@ class MER(Networked):
         s = settings or MERSettings()
         super().__init__(info, s, model)
         self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype, bytes=info.bytes)
+
+    @staticmethod
+    def cost(s, T, n, block): # the first samples find fewer than `replayed` in the memory
+        k = min(s.replayed, s.memory)
+        return s.memory, s.batches*(1 + k - k*(k + 1)/2/(T*n))
 
     def observe(self, block):
         engine('mer', self.model, mer_torch, self.settings.engine)(self, block)

@@ -4,22 +4,24 @@
 
 # %% auto #0
 __all__ = ['SCENARIOS', 'PROTOCOLS', 'BENCHMARKS', 'Block', 'View', 'Stream', 'Permute', 'permutations', 'rotate', 'Rotate',
-           'rotations', 'class_tasks', 'splits', 'Benchmark', 'register_benchmark', 'make_stream', 'stream_from_arrays']
+           'rotations', 'class_tasks', 'splits', 'Benchmark', 'register_benchmark', 'as_seeds', 'make_stream',
+           'StreamInfo', 'info_of']
 
 # %% ../nbs/02_streams.ipynb #c2
 import math
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from inspect import signature
+from operator import index
 
 import torch
 from fastcore.basics import patch
 from torch import Tensor
 
 from .core import Rng, decode, digest, encode, gather, pick_device, unknown # noqa: F401
-from .data import Images, load, stratified
+from .data import Images, load
 
 # %% ../nbs/02_streams.ipynb #c5
 @dataclass
@@ -75,6 +77,7 @@ class Stream:
         self.name, self.seeds, self.classes = name, tuple(int(s) for s in seeds), classes
         if scenario not in SCENARIOS: raise unknown('scenario', scenario, SCENARIOS)
         self.benchmark, self.tuning, self._fingerprint = '', False, None # see `make_stream`
+        self.scaling = None # (mean, std) that a user's numbers were scaled by, if they were
         self.device, self.dtype, self.view = pick_device(str(device)), dtype, view or View()
         put = lambda many: [a.to(self.device) for a in many]
         (self.x, self.y), (self.test_x, self.test_y) = put(train), put(test)
@@ -393,6 +396,18 @@ register_benchmark(
 register_benchmark(
     'cifar10-split', splits('cifar10', per_task=2000, shape=(3, 32, 32)), 'CIFAR-10 split', 12)
 
+# %% ../nbs/02_streams.ipynb #seeds1
+def as_seeds(seeds)->list: # one whole number, or several
+    "A list of different whole numbers."
+    try: out = [index(s) for s in ([seeds] if isinstance(seeds, int) else seeds)]
+    except TypeError: raise ValueError('seeds must be whole numbers, such as [0, 1, 2], '
+                                       f'got {seeds!r}') from None
+    if not out: raise ValueError('a stream needs at least one seed, got none')
+    if len(set(out)) < len(out): raise ValueError(f'seeds must differ, got {out}')
+    if big := [s for s in out if not -2**63 <= s < 2**63]:
+        raise ValueError(f'seed {big[0]} does not fit into 64 bits')
+    return out
+
 # %% ../nbs/02_streams.ipynb #c64
 def make_stream(
     name:str, # a key of `BENCHMARKS`
@@ -411,87 +426,29 @@ def make_stream(
         raise ValueError(f'{name} has no tuning mode: its builder has no parameter "tuning"')
     given = dict(tasks=tasks, per_task=per_task, tuning=tuning or None)
     given = {k: v for k, v in given.items() if v is not None}
-    stream = build(name, _seeds(seeds), **given, device=device, dtype=dtype)
+    stream = build(name, as_seeds(seeds), **given, device=device, dtype=dtype)
     stream.benchmark, stream.tuning = name, bool(tuning)
     return stream
 
-def _seeds(seeds)->list:
-    "A list of different integers."
-    seeds = [seeds] if isinstance(seeds, int) else [int(s) for s in seeds]
-    if not seeds: raise ValueError('a stream needs at least one seed, got none')
-    if len(set(seeds)) < len(seeds): raise ValueError(f'seeds must differ, got {seeds}')
-    return seeds
+# %% ../nbs/02_streams.ipynb #info1
+@dataclass(frozen=True)
+class StreamInfo:
+    "All that a learner may know of a stream before the first sample."
+    name:str # of the stream
+    seeds:tuple # one per replica
+    T:int # number of tasks
+    n:int # training samples per task
+    shape:tuple # of a sample, such as (784,) or (3, 32, 32)
+    classes:int # labels are 0 … classes-1
+    scenario:str='domain' # what a new task brings, and what is told: see the chapter on streams
+    device:torch.device=torch.device('cpu') # where the samples are
+    dtype:torch.dtype=torch.float32 # of the samples
+    bytes:bool=False # the samples are bytes divided by 255: a memory can keep them as such
+    scaling:tuple|None=field(default=None, compare=False) # (mean, std) of a user's numbers
 
-# %% ../nbs/02_streams.ipynb #c82
-def _rows(x, y, task, what:str, keep_shape:bool)->tuple:
-    "A user's arrays as tensors, checked; x becomes [N, d], unless it keeps its shape."
-    try: x, y, task = (torch.as_tensor(a) for a in (x, y, task))
-    except (TypeError, ValueError, RuntimeError) as e:
-        raise ValueError(f'{what}: these are not arrays of numbers ({e})') from e
-    if x.ndim < 2 or not len(x) or (len(x),) != tuple(y.shape) or y.shape != task.shape:
-        raise ValueError(f'{what}: expected x [N, …], y [N] and task [N] with N > 0, '
-                         f'got {tuple(x.shape)}, {tuple(y.shape)} and {tuple(task.shape)}')
-    for a, name in (y, 'y'), (task, 'task'):
-        if a.is_floating_point() or a.dtype == torch.bool:
-            raise ValueError(f'{what}: {name} must be integers, got {a.dtype}')
-    if not x.is_floating_point() and x.dtype != torch.uint8: x = x.float()
-    if x.is_floating_point() and not (ok := x.flatten(1).isfinite().all(1)).all():
-        raise ValueError(f'{what}: x is not finite in row {ok.int().argmin()}; remove or fill it')
-    return x if keep_shape else x.flatten(1), y.long(), task.long()
+    R = property(lambda self: len(self.seeds))
+    d = property(lambda self: math.prod(self.shape)) # numbers per sample
 
-# %% ../nbs/02_streams.ipynb #c83
-def _set_aside(y:Tensor, task:Tensor, fraction:float)->tuple[Tensor, Tensor]:
-    "Training and test rows: of each class in each task a `fraction`, of each task at least one."
-    if not 0 < fraction < 1:
-        raise ValueError(f'test_fraction must be between 0 and 1, got {fraction}')
-    train, test = [], []
-    for t in task.unique().tolist():
-        rows = (task == t).nonzero()[:, 0]
-        if len(rows) < 2:
-            raise ValueError(f'task {t} has one row; two are needed to train and test')
-        a, b = stratified(y[rows], fraction, f'user-split/{t}')
-        if not len(b): a, b = a[:-1], a[-1:] # too few of every class
-        if not len(a): a, b = b[:-1], b[-1:]
-        train.append(rows[a])
-        test.append(rows[b])
-    return torch.cat(train), torch.cat(test)
-
-# %% ../nbs/02_streams.ipynb #c84
-def _tasks(name:str, a:tuple, b:tuple)->int:
-    "The number of tasks in training rows `a` and test rows `b`, which must fit together."
-    (x, _, t), (test_x, _, test_t) = a, b
-    if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
-        raise ValueError(f'{name}: a row of training x is {x.dtype} {list(x.shape[1:])}, of test x '
-                         f'{test_x.dtype} {list(test_x.shape[1:])}; they must agree')
-    there = torch.cat([t, test_t]).unique().tolist()
-    if there != list(range(len(there))):
-        raise ValueError(f'{name}: tasks must be numbered from 0 without a gap, got '
-                         f'{", ".join(map(str, there[:5]))}{" …" if len(there) > 5 else ""}')
-    return len(there)
-
-# %% ../nbs/02_streams.ipynb #c85
-def stream_from_arrays(
-    x, # [N, …]: bytes or numbers
-    y, # [N]: labels 0 … C-1
-    task, # [N]: task numbers 0 … T-1
-    test:tuple|None=None, # (x, y, task) to test on; set aside from the above if not given
-    test_fraction:float=.1, # how much to set aside
-    seeds=(0,), # one integer per replica
-    name:str='user', # of the stream
-    classes:int|None=None, # number of labels; the largest label + 1 if not given
-    shuffle:bool=True, # a task's rows arrive in an order of the seed's own; False keeps theirs
-    keep_shape:bool=False, # pictures for a network that needs their shape; else rows of numbers
-    **to, # scenario, device and dtype: see `Stream`
-)->Stream:
-    "A stream made of a user's own arrays."
-    seeds, a = _seeds(seeds), _rows(x, y, task, f'{name}, training', keep_shape)
-    b = a if test is None else _rows(*test, f'{name}, test', keep_shape)
-    T, all_rows = _tasks(name, a, b), [torch.arange(len(p[1])) for p in (a, b)]
-    train, tested = _set_aside(*a[1:], test_fraction) if test is None else all_rows
-    draws = [train[a[2][train] == t].expand(len(seeds), -1) for t in range(T)]
-    held = [tested[b[2][tested] == t][None] for t in range(T)]
-    if shuffle:
-        orders = [Rng(seeds, f'{name}/order/{t}') for t in range(T)]
-        draws = [r.gather(1, o.permutation(r.shape[1])) for r, o in zip(draws, orders)]
-    classes = classes or max(int(p[1].max()) for p in (a, b)) + 1
-    return Stream(name, seeds, a[:2], draws, b[:2], held, None, classes, **to)
+def info_of(stream)->StreamInfo:
+    "What a learner may know of a stream."
+    return StreamInfo(**{f.name: getattr(stream, f.name) for f in fields(StreamInfo)})

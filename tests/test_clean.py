@@ -41,8 +41,7 @@ def copy(tmp_path):
 # ----------------------------------------------------------------------------------- notebooks
 
 def test_exported_code_is_what_the_notebooks_say(copy):
-    for f in (copy/'bicl').glob('*.py'):
-        if f.name != '__init__.py': f.unlink()
+    for f in (copy/'bicl').glob('*.py'): f.unlink()
     run('nbdev_export', cwd=copy)
     made, kept = ({f.name for f in (d/'bicl').glob('*.py')} for d in (copy, ROOT))
     assert made == kept, f'bicl/ differs from the notebooks in {made ^ kept}: run `make export`'
@@ -160,6 +159,6 @@ def test_only_free_data_is_committed():
         with np.load(ROOT/p) as z: assert set(z) == {'drawn'}, 'pictures by a model, nothing else'
 
 def test_top_level_is_as_agreed():
-    agreed = ('nbs bicl data reports tests .ci settings.ini environment.yml README.md Makefile '
-              'setup.py pyproject.toml LICENSE CITATION.cff CONTRIBUTING.md .gitignore').split()
+    agreed = ('nbs bicl data reports tests .ci .github settings.ini environment.yml README.md Makefile setup.py '
+              'pyproject.toml MANIFEST.in LICENSE CITATION.cff CHANGELOG.md CONTRIBUTING.md .gitignore').split()
     assert {p.parts[0] for p in tracked()} <= set(agreed)

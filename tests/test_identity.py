@@ -107,7 +107,7 @@ def preset(m):
     changed = text.replace(f'{name}: {value}', f'{name}: {value*.5}')
     assert changed != text
     (root/'nbs'/'experiments'/'presets.yaml').write_text(changed)
-    m.setattr(bicl.learner, 'project_root', lambda: root)
+    m.setattr(bicl.learner, 'project_files', lambda: root/'nbs')
     assert real('BiCL', 'mnist-permutations', 200) != was
 
 
@@ -127,7 +127,7 @@ def notebook(m):
     cell['source'] = [s.replace('fit(learner', 'fit(learner.double()') for s in cell['source']]
     (preset.folder/'nbs'/'experiments').mkdir(parents=True)
     (preset.folder/'nbs'/'experiments'/'discriminative.ipynb').write_text(json.dumps(nb))
-    m.setattr(bicl.jobs, 'project_root', lambda: preset.folder)
+    m.setattr(bicl.jobs, 'project_files', lambda: preset.folder/'nbs')
 
 
 def instrument(m):
@@ -172,7 +172,8 @@ from dataclasses import dataclass
 import torch
 from bicl.core import Rng, Settings
 from bicl.learner import Learner, register_method
-from bicl.models import MLP, sgd_step
+from bicl.models import MLP
+from bicl.solvers import sgd_step
 from bicl.streams import Stream, register_benchmark
 import mine_helper
 from mine_numbers import RATE

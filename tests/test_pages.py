@@ -16,11 +16,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import toys
+from scipy import stats
 
 import bicl.core
 import bicl.figures
 import bicl.tables
-from bicl.figures import bicl_report, page_md, pages, relink
+from bicl.commands import bicl_report
+from bicl.figures import page_md, pages, relink
 from bicl.jobs import COLUMNS, Grid, Job, load_grid, read_result, result_path, write_result
 from bicl.learner import METHODS, register_method
 from bicl.metrics import METRICS, paper_table
@@ -176,7 +178,7 @@ def test_names_are_escaped(study, monkeypatch):
 
 @pytest.fixture(scope='module')
 def paper():
-    "The paper's own numbers, dressed up as runs of ours: every verdict must be `reproduced`."
+    "The paper's own numbers, dressed up as runs of ours."
     frames, T, off, seeds = [], 10, np.array([-1., 0, 1])[:, None, None] * .01, (100, 101, 102)
     t = paper_table()
     wide = t[t.benchmark != 'mnist-rotations-180'].pivot(index=['benchmark', 'method', 'memory'], columns='metric', values='mean')
@@ -191,9 +193,13 @@ def paper():
 
 
 def test_the_paper_reproduces_itself(paper):
+    "Unless its own spread is so large that nothing could: then nobody knows."
     there = paper[paper.paper_mean.notna()]
     assert len(there) == 144
-    assert set(there.verdict) == {'reproduced'}
+    ours, theirs = there['std']**2/3, there.paper_std**2/5
+    df = (ours + theirs)**2/(ours**2/2 + theirs**2/4)
+    wide = (there['mean'] - there.paper_mean).abs() + stats.t.ppf(.975, df)*np.sqrt(ours + theirs) > 2.5
+    assert set(there[~wide].verdict) == {'reproduced'} and set(there[wide].verdict) == {'undecided'} and 0 < wide.sum() < 30
     assert np.allclose(there['mean'], there.paper_mean, atol=.011)
     lines = to_csv(paper).splitlines()
     assert lines[0] == ','.join(TABLE_COLUMNS)
@@ -246,7 +252,7 @@ def test_what_is_stored_is_what_the_rows_say(name, execute, tmp_path, monkeypatc
     there = os.path.relpath(tmp_path, pages()[name].parent)
     text, stored = execute(name, out=str(tmp_path)), page_md(nbformat.read(pages()[name], 4))
     assert text.replace(there, '../../reports') == stored, f'run `bicl_report {name}`'
-    made = [p.relative_to(tmp_path) for p in tmp_path.rglob('*.*') if p.suffix in ('.csv', '.tex', '.md')]
+    made = [p.relative_to(tmp_path) for p in tmp_path.rglob('*.*') if p.suffix in ('.csv', '.tex', '.md', '.json')]
     for p in made: assert (tmp_path/p).read_bytes() == (ROOT/'reports'/p).read_bytes(), p
 
 
@@ -265,5 +271,5 @@ def test_the_markdown_of_a_page_is_the_page(name):
 def test_presets_are_what_the_search_found(method, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
     from choose_presets import found
-    stored, won = bicl.core.load_yaml(ROOT/'nbs'/'experiments'/'presets.yaml')[method], found('search_outputs', method)
+    stored, won = bicl.core.load_yaml(ROOT/'nbs'/'experiments'/'presets.yaml')[method], found('search', method)
     assert won and all(stored[b] == sizes for b, sizes in won.items()), 'run nbs/experiments/choose_presets.py'

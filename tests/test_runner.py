@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import toys
+from chaos import family, gone, quiet, results, start, timeless, until, wait, write_quiet
 
 import nbformat.v4 as nbf
 from nbclient import NotebookClient
@@ -24,8 +25,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 import bicl.runner
 from bicl.commands import bicl_run
-from bicl.jobs import Job, finish, finished, load_grid, read_result, result_path, result_rows, scratch
-from bicl.learner import fit
+from bicl.jobs import Job, finished, load_grid, read_result, result_path, scratch
 from bicl.runner import Kernels, execute, remote, run_jobs
 
 HERE = Path(__file__).parent
@@ -56,47 +56,6 @@ def grid(tmp_path_factory):
     path = tmp_path_factory.mktemp('grid')/'toys_grid.yaml'
     path.write_text(GRID)
     return path
-
-
-def timeless(rows): return rows[[c for c in rows if 'seconds' not in c]]
-
-
-def quiet(job):
-    "The rows that an undisturbed run gives, without runner and notebook."
-    learner, stream = job.make()
-    return timeless(result_rows(job, fit(learner, stream, **job.loop(), progress=False)))
-
-
-def write_quiet(job, out):
-    "Rows and notebook of a run, as if the runner had done it."
-    learner, stream = job.make()
-    finish(job, fit(learner, stream, **job.loop(), progress=False), str(out))
-    result_path(job, out).with_suffix('.ipynb').write_text('{"cells": []}')
-
-
-def start(grid, out, *more):
-    "The command, in a process of its own (written out, so that it need not be installed)."
-    script = grid.with_name('bicl_run.py')
-    script.write_text('import sys\nfrom bicl.commands import bicl_run\nsys.exit(bicl_run())\n')
-    return subprocess.Popen([sys.executable, str(script), str(grid), '--out', str(out), '--jobs', '1', *more],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait(proc, seconds=900):
-    try: return proc.communicate(timeout=seconds)[0]
-    except subprocess.TimeoutExpired:
-        proc.kill()
-        raise AssertionError('the runner does not end:\n' + proc.communicate()[0]) from None
-
-
-def results(out): return sorted((Path(out)/'runs').glob('*.parquet'))
-
-
-def until(condition, seconds=600):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, 'waited in vain'
-        time.sleep(.05)
 
 
 def exactly_once(grid, out):
@@ -187,13 +146,14 @@ runs:
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said[:4]] == ['failed', 'ran', 'failed', 'unavailable'], said
     assert 'the toy fails on purpose' in said[0] and 'fail=True' in said[0]
-    assert 'the kernel died (twice)' in said[2]
+    assert 'the kernel died: fatal: the toy dies on purpose (twice)' in said[2]
     assert 'not on this machine' in said[3]
     assert re.match(r'4 runs: 1 ran, 1 unavailable, 2 failed\.', said[4])
     assert len(os.listdir(tmp_path/'once')) == 1 and len(os.listdir(tmp_path/'always')) == 2
     assert len(results(out)) == 1
     fails = load_grid(tmp_path/'mixed.yaml').jobs[0]
     assert 'on purpose' in scratch(fails, out, '.ipynb').read_text() # kept, to be looked at
+    assert 'reason: RuntimeError: the toy fails on purpose' in scratch(fails, out, '.txt').read_text()
     assert not list((out/'checkpoints').glob('*.lock'))
 
 
@@ -301,7 +261,7 @@ def test_killed_between_rows_and_notebook(tmp_path):
     assert scratch(JOB, tmp_path, '.safetensors').exists()
     path.write_bytes(path.read_bytes()[:len(path.read_bytes()) // 2])
     (tmp_path/'checkpoints'/f'.{JOB.name}.safetensors.x1.tmp').touch() # killed while it wrote, the time before
-    again = run_jobs([JOB], tmp_path, plugins=['toys'], quiet=True).iloc[0]
+    again = run_jobs([JOB], tmp_path, plugins=['toys']).iloc[0]
     assert again.status == 'ran' and 'damaged' in again.note
     assert read_result(path).train_seconds[0] == rows.train_seconds[0] # it was not trained again
     assert timeless(read_result(path)).equals(timeless(rows)) and finished(JOB, tmp_path)
@@ -321,7 +281,7 @@ def test_litter_is_swept_at_the_next_start(tmp_path):
     for p in half: p.touch()
     other = tmp_path/'runs'/'.another_run.parquet.x5.tmp' # perhaps being written
     other.touch()
-    assert run_jobs([JOB], tmp_path, quiet=True).status[0] == 'skipped'
+    assert run_jobs([JOB], tmp_path).status[0] == 'skipped'
     assert not leftovers(tmp_path) and not any(p.exists() for p in half) and other.exists()
     for content in ('{"cells": [', None):
         note = result_path(JOB, tmp_path).with_suffix('.ipynb')
@@ -331,37 +291,27 @@ def test_litter_is_swept_at_the_next_start(tmp_path):
 
 # ---- kills at any moment
 
-def family(proc):
-    "Worker and kernel processes of a runner."
-    try: return psutil.Process(proc.pid).children(recursive=True)
-    except psutil.NoSuchProcess: return []
-
-
-def gone(processes):
-    psutil.wait_procs(processes, timeout=90)
-    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
 def test_two_runners_killed_at_random_moments(grid, tmp_path):
     "Two runners on one folder: one interrupted, one killed with -9; then two more, one of which loses a worker or a kernel."
+    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP # Ctrl-C, the end of a batch job, the end of a session
     seed = os.environ.get('KILL_SEED', time.time_ns())
     print(f'KILL_SEED={seed}')
     dice, out = random.Random(str(seed)), tmp_path/'out'
     pause = lambda: time.sleep(dice.uniform(0, 10))
     for _ in range(int(os.environ.get('KILLS', 1))):
-        a, b = (start(grid, out) for _ in range(2))
+        a, b = (start(grid, out, '--jobs', '1') for _ in range(2))
         until(lambda a=a, b=b: family(a) and family(b))
         pause()
         relatives = family(a) + family(b)
-        a.send_signal(signal.SIGINT)
+        a.send_signal(dice.choice(stops))
         pause()
         relatives += family(b)
         b.kill()
         said, _ = wait(a), b.communicate()
         assert a.returncode in (0, 130) and (a.returncode == 0 or 'the same command goes on' in said), said
-        gone(relatives)
+        assert not gone(relatives)
         before = {p: p.stat().st_mtime_ns for p in results(out) if p.with_suffix('.ipynb').exists()}
-    c, d = (start(grid, out) for _ in range(2))
+    c, d = (start(grid, out, '--jobs', '1') for _ in range(2))
     until(lambda: family(c) or c.poll() is not None)
     pause()
     if (some := family(c)): dice.choice(some).kill()
@@ -381,7 +331,7 @@ def test_dask_loses_a_worker(grid, tmp_path):
     one.write_text(GRID.replace('- {method: Toy, memory: 10}\n', ''))
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True,
                                   dashboard_address=None) as cluster:
-        proc = start(one, out, '--engine', 'dask', '--scheduler', cluster.scheduler_address)
+        proc = start(one, out, '--jobs', '1', '--engine', 'dask', '--scheduler', cluster.scheduler_address)
         until(lambda: list((out/'checkpoints').glob('*.json')) or proc.poll() is not None)
         assert proc.poll() is None, wait(proc)
         pids = [w.pid for w in cluster.workers.values()]

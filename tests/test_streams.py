@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from bicl.adapters import stream_from_arrays
 from bicl import baselines, bilevel, compiled, data, gem, replay, rounds, streams
 from bicl.core import Rng
 from bicl.data import DATA, Images, available, load
 from bicl.learner import METHODS, evaluate, fit, info_of, make_learner, resolve
 from bicl.models import Replicated
-from bicl.streams import BENCHMARKS, Block, gather, make_stream, stream_from_arrays
+from bicl.streams import BENCHMARKS, Block, gather, make_stream
 
 SHORT = dict(seeds=(100, 101), tasks=2, per_task=30)
 OURS = [n for n, b in BENCHMARKS.items() if b.builder.__module__ != 'toys'] # what other tests register

@@ -4,7 +4,8 @@
     python nbs/_site/build.py docs      build _docs/ (warnings are errors)
     python nbs/_site/build.py execute NOTEBOOK …    store fresh outputs in these notebooks
 """
-import posixpath, re, shutil, subprocess, sys
+import json, os, posixpath, re, shutil, subprocess, sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -16,9 +17,11 @@ SOURCE = ROOT/'build'/'docs' # what Sphinx reads: notebooks and reports as they 
 
 PARTS = { # the book: part → numbers of its chapters
     'I The world': range(0, 4), 'II The method': range(4, 11), 'III The rivals': range(11, 18),
-    'IV The other half': range(18, 20), 'V The study': range(20, 26)}
+    'IV The other half': range(18, 20), 'V The study': range(20, 26), 'VI Yours': range(26, 28)}
 FIRST = { # what comes first in its folder; the rest by name
-    'pages': ('table1', 'outputs', 'ablations', 'generative', 'search', 'speed', 'gpu'), 'tutorials': ('quickstart',)}
+    'pages': ('table1', 'outputs', 'ablations', 'generative', 'search', 'speed', 'gpu', 'faults'),
+    'tutorials': ('quickstart', 'your_own_data', 'your_own_model', 'your_own_method', 'how_to')}
+ANY = NBS/'pages'/'grid.ipynb' # a page for any grid: no result of its own
 
 def chapters(part):
     "The chapters of a part of the book."
@@ -70,6 +73,12 @@ def title(path):
     found = re.search(r'^# +(.+)$', text, re.M)
     return re.sub(r'[*`$]', '', found[1]).strip() if found else path.stem
 
+def said(path):
+    "What a notebook is about, in a line: the quotation below its title; mathematics as plain text."
+    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells[:3] if c.cell_type == 'markdown')
+    found = re.search(r'^> +(.+(?:\n> +.+)*)$', text, re.M)
+    return re.sub(r'\n> +', ' ', found[1]) if found else ''
+
 def module_of(path):
     "The module that a notebook exports, if it does."
     for c in nbformat.read(path, 4).cells:
@@ -79,7 +88,7 @@ def module_of(path):
 
 def to_root(text):
     "Links that work from nbs/ turned into links that work from the project's root."
-    from bicl.figures import relink
+    from bicl.core import relink
     return relink(text, 'nbs', '.')
 
 def render(nb):
@@ -104,6 +113,7 @@ def executed(path=NBS/'index.ipynb', timeout=300):
     kept = {c.id: c.source for c in nb.cells if {'eval: false', 'cuda'} & directives(c)}
     for c in nb.cells:
         if c.id in kept: c.source = ''
+    os.environ['MPLBACKEND'] = 'module://matplotlib_inline.backend_inline' # or no figure is kept
     NotebookClient(nb, timeout=timeout, resources={'metadata': {'path': str(path.parent)}}).execute()
     for c in nb.cells: c.source = kept.get(c.id, c.source)
     return nb
@@ -143,6 +153,29 @@ def link_names(text, names):
     parts = re.split(other, text, flags=re.M | re.S)
     return ''.join(p if i % 2 else pattern.sub(fix, p) for i, p in enumerate(parts))
 
+def described(path):
+    "What the panels, axes and lines of a figure are: `save_figure` notes it in the file."
+    text = path.read_text(encoding='utf-8') if path.suffix == '.svg' and path.exists() else ''
+    found = re.search(r'<dc:description>(.*?)</dc:description>', text, re.S)
+    return f'. {" ".join(found[1].split())}' if found else ''
+
+def with_captions(text, folder):
+    "Pictures that stand alone become figures: their text as the caption, and described for who cannot see them."
+    def fix(m):
+        alt = re.sub(r'\\(.)', r'\1', m[1]) + described(ROOT/folder/m[2])
+        return f'```{{figure}} {m[2]}\n:alt: {alt}\n\n{m[1]}\n```'
+    return re.sub(r'^!\[([^\n]+)\]\(([^)\s]+)\)$', fix, text, flags=re.M)
+
+def with_runs(text):
+    "Links to executed notebooks of runs become links to their pages, which Sphinx does not know."
+    return re.sub(r'\[([^][]+)\]\(((?:[^)\s]*/)?runs/[^)\s]+)\.ipynb\)', r'<a class="run" href="\2.html">\1</a>', text)
+
+def plain(text, most=220):
+    "The beginning of a text without markup, for who cannot see the picture below it."
+    text = re.sub(r'\$+|\]\([^)]*\)|[*`>#\[]|\\[a-zA-Z]+|[\\{}]', ' ', text.strip().split('\n\n')[-1])
+    text = ' '.join(text.split()).rstrip(':.')
+    return text if len(text) <= most else text[:most].rsplit(' ', 1)[0] + ' …'
+
 def split(cell):
     "A cell as the site shows it: what it displays as Markdown becomes Markdown."
     if cell.cell_type == 'markdown': return [cell]
@@ -153,25 +186,38 @@ def split(cell):
 
 def add_notebook(path, names):
     "Copy a notebook as the site shows it."
-    nb = nbformat.read(path, 4)
+    nb, before = nbformat.read(path, 4), title(path)
     nb.cells = [part for c in shown(nb) for part in split(c)]
     for c in nb.cells:
-        if c.cell_type == 'markdown': c.source = link_names(c.source, names)
+        if c.cell_type == 'markdown':
+            before = plain(c.source) or before
+            c.source = with_runs(with_captions(link_names(c.source, names), path.parent.relative_to(ROOT)))
+        elif any('image/png' in o.get('data', {}) for o in c.outputs):
+            c.metadata['mystnb'] = dict(image=dict(alt=f'Figure: {before}'))
     out = SOURCE/path.relative_to(ROOT)
     out.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, out)
     return path.relative_to(ROOT).with_suffix('').as_posix()
 
+def add_part(name, head, text, entries):
+    "A page that leads to others, which the sidebar folds below it; entries are (title, page, summary)."
+    lines = [f'- {{doc}}`{t} </{page}>`' + f': {s}'*bool(s) for t, page, s in entries]
+    tree = toctree('', [f'{t} </{page}>' for t, page, _ in entries])
+    put(SOURCE/f'{name}.md', '\n'.join([f'# {head}\n', f'{text}\n', *lines, '', tree]))
+    return name
+
+def full_name(mod): return 'bicl' if mod == '__init__' else f'bicl.{mod}'
+
 def add_api(chapters):
-    "One page per exported module."
+    "One page per exported module: (title, page, summary) of each."
     (SOURCE/'api').mkdir()
     for path, mod in chapters:
-        doc, head = path.relative_to(ROOT).with_suffix('').as_posix(), f'bicl.{mod}'
+        doc, head = path.relative_to(ROOT).with_suffix('').as_posix(), full_name(mod)
         put(SOURCE/'api'/f'{mod}.rst', f'{head}\n{"=" * len(head)}\n\n'
             f'Explained and tested in chapter {path.stem.split("_")[0]}, '
             f':doc:`{title(path)} </{doc}>`.\n\n'
             f'.. automodule:: {head}\n   :members:\n')
-    return [f'bicl.{m} <api/{m}>' for _, m in chapters]
+    return [(full_name(m), f'api/{m}', said(p)) for p, m in chapters]
 
 def add_files():
     "Files beside the notebooks that they link to: grids, presets and the paper's table."
@@ -204,39 +250,67 @@ def add_reports():
             old, new = (f']({posixpath.relpath(x, here)})' for x in (name, page))
             text = text.replace(old, new)
         # pages link to these; in the sidebar they would be a second list of results
-        put(path, f'---\norphan: true\n---\n\n{text}' if path.suffix == '.md' else text)
+        if path.suffix == '.md': text = f'---\norphan: true\n---\n\n{with_runs(with_captions(text, here))}'
+        put(path, text)
 
 def toctree(caption, entries):
     head = f':caption: {caption}\n' if caption else ''
     return f'```{{toctree}}\n:hidden:\n{head}\n' + '\n'.join(entries) + '\n```\n'
 
 def add_all():
-    "Lay out everything that Sphinx reads."
+    "Lay out everything that Sphinx reads; what each page is about."
     shutil.rmtree(SOURCE, ignore_errors=True)
     SOURCE.mkdir(parents=True)
-    names = public_names()
-    results, tutorials, experiments = ([add_notebook(p, names) for p in notebooks(d)]
-                                       for d in ('pages', 'tutorials', 'experiments'))
-    book = [(part, [f'{p.stem[:2]} · {title(p)} <{add_notebook(p, names)}>' for p in chapters(part)])
-            for part in PARTS]
+    names, about = public_names(), {}
+    def added(path, number=''):
+        page = add_notebook(path, names)
+        about[page] = said(path)
+        return number + title(path), page, said(path)
+    results, tutorials, experiments = ([added(p) for p in notebooks(d) if p != ANY] for d in ('pages', 'tutorials', 'experiments'))
+    book = [add_part(f'part-{i}', part, 'The chapters of this part, in the order in which they build on each other:',
+                     [added(p, f'{p.stem[:2]} · ') for p in chapters(part)]) for i, part in enumerate(PARTS, 1)]
     add_files()
     add_reports()
     api = add_api([(p, m) for p in sorted(NBS.glob('[0-9]*.ipynb')) if (m := module_of(p))])
-    trees = [('Results', results), ('Tutorials', tutorials), *book, ('Experiments', experiments),
-             ('Reference', api)]
+    about |= {page: text for _, page, text in api}
+    more = [add_part('experiments', 'Experiments', 'Notebooks that {doc}`the runner </nbs/22_runner>` executes with other '
+                     'parameters, one for each kind of run, and a page for the results of any grid:',
+                     [*experiments, added(ANY)]),
+            add_part('reference', 'Reference', 'Every module, with all its functions and their parameters:', api)]
+    shutil.copy(SITE/'explorer.md', SOURCE)
+    pages = lambda entries: [page for _, page, _ in entries]
+    trees = [('Results', [*pages(results[:1]), 'explorer', *pages(results[1:])]), ('Tutorials', pages(tutorials)),
+             ('The book', book), ('More', more)]
     # the landing page has a title of its own
     body = re.sub(r'\A# .*\n+> .*\n', '', render(nbformat.read(NBS/'index.ipynb', 4)))
+    body = with_runs(with_captions(body, '.'))
     put(SOURCE/'index.md', '\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
         *(toctree(c, e) for c, e in trees if e)]))
+    return about
+
+def datatables():
+    "The library of the explorer's table as a script that works without a server, too: no module."
+    text = (Path(find_spec('itables').origin).parent/'html'/'dt_bundle.js').read_text(encoding='utf-8')
+    names = dict(reversed(n.split(' as ')) for n in re.search(r'export\{([^}]*)\};?', text)[1].split(','))
+    return '(() => {' + re.sub(r'export\{[^}]*\};?', f'window.DataTable={names["default"]};', text) + '\n})();\n'
+
+def add_runs(site):
+    "The pages of all runs, and what the explorer loads."
+    import runs
+    found = runs.all_runs()
+    runs.write_pages(found, site)
+    runs.write_data(found, site/'_static'/'results.js')
+    put(site/'_static'/'datatables.js', datatables())
 
 def docs():
     "Build the site; any warning is an error, and then _docs/ stays as it was."
-    add_all()
-    new = ROOT/'build'/'site'
+    about, new = add_all(), ROOT/'build'/'site'
     shutil.rmtree(new, ignore_errors=True)
     done = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-j', 'auto',
                            '-c', SITE, '-d', ROOT/'build'/'doctrees', SOURCE, new], cwd=ROOT)
     if done.returncode: sys.exit('The site was not built: the warnings above are errors.')
+    put(new/'_static'/'summaries.js', f'const SUMMARIES = {json.dumps(about, ensure_ascii=False)};\n')
+    add_runs(new)
     shutil.rmtree(ROOT/'_docs', ignore_errors=True)
     new.rename(ROOT/'_docs')
 

@@ -3,6 +3,7 @@ import inspect, re, shutil
 from importlib import import_module
 from pathlib import Path
 
+from docutils import nodes
 from fastcore.docments import docments
 from fastcore.script import Param
 
@@ -34,11 +35,15 @@ toc_object_entries_show_parents = 'hide'
 # Look
 html_theme = 'furo'
 html_title = f'bicl {__version__}'
-html_static_path = ['custom.css']
+html_static_path = ['custom.css', 'site.js', 'explorer.js']
+html_js_files = ['site.js']
+html_show_search_summary = False # each result is told in a line of its own: see site.js
 html_logo = html_favicon = 'logo.svg'
 html_css_files = ['custom.css']
 html_show_sourcelink = html_copy_source = False
+LINKS = {'The paper': 'https://arxiv.org/abs/2011.01168', 'The repository': 'https://github.com/bicl/bicl'}
 html_theme_options = dict(
+    footer_icons=[{'name': name, 'url': url, 'html': name, 'class': 'footer-link'} for name, url in LINKS.items()],
     light_css_variables={'color-brand-primary': '#0173b2', 'color-brand-content': '#0173b2'},
     dark_css_variables={'color-brand-primary': '#56b4e9', 'color-brand-content': '#56b4e9'})
 pygments_style, pygments_dark_style = 'friendly', 'github-dark'
@@ -104,6 +109,19 @@ def document(app, what, name, obj, options, lines):
     lines[:] = [rst(line) for line in lines]
     if what in ('function', 'method', 'class', 'exception'): lines += table(obj)
 
+def index_prose(app, doctree, docname):
+    "The search knows prose, names and headings; code, outputs, formulas and bare numbers only swell it."
+    left_out = nodes.literal_block, nodes.math, nodes.math_block
+    for node in doctree.findall(nodes.Element):
+        output = 'cell_output' in node.get('classes', [])
+        bare = isinstance(node, nodes.entry) and not re.search('[A-Za-z]{3}', node.astext())
+        if isinstance(node, left_out) or output or bare: node['classes'].append('no-search')
+
+def search_page(app, pagename, templatename, context, doctree):
+    if pagename == 'search': app.add_js_file('summaries.js', priority=100)
+
 def setup(app):
+    app.connect('doctree-resolved', index_prose)
+    app.connect('html-page-context', search_page)
     app.connect('autodoc-process-docstring', document)
     app.connect('build-finished', copy_mathjax)

@@ -1,12 +1,15 @@
-"""Write into presets.yaml what a search has found: of each method, benchmark and memory the setting with the largest RA.
+"""Write into presets.yaml what the searches have found: of each method, benchmark and memory the setting with the largest RA.
 
-    python nbs/experiments/choose_presets.py search_outputs 'BiCL++' 'DER++'
+    python nbs/experiments/choose_presets.py BiCL ER    # of these methods
 
-The search must be on streams in tuning mode. Rotations over 0–180° are not searched and take those of 0–90°.
+The searches must be on streams in tuning mode. Rotations over 0–180° are not searched and take those of 0–90°;
+streams of classes whose task is told take those of the same stream without it.
 """
 import json, re, sys
 from dataclasses import asdict
 from pathlib import Path
+
+import pandas as pd
 
 from bicl.core import atomic, load_yaml
 from bicl.jobs import load_grid
@@ -14,42 +17,56 @@ from bicl.learner import find_method, make_settings
 from bicl.tables import collect
 
 HERE = Path(__file__).resolve().parent
-SAME = {'mnist-rotations-180': 'mnist-rotations'} # benchmark → the one whose settings it takes
+SEARCHES = 'search', 'search_split'
+SAME = {'mnist-rotations-180': 'mnist-rotations', # benchmark → the one whose settings it takes
+        'mnist-split-task': 'mnist-split', 'fashion-split-task': 'fashion-split'}
+ENTRY = r'^{}:.*?(?=^\S|\Z)' # of a method, in presets.yaml
+
+def results(grid:str, rows=None):
+    "Mean RA and settings of every run of a search."
+    grid = load_grid(grid)
+    study = collect(grid, rows or HERE.parents[1]/'reports'/grid.name)
+    if len(study.rows) and not study.rows.tuning.all(): raise ValueError(f'{grid.name} has tested on reported images')
+    used = study.rows.drop_duplicates('stamp').set_index('stamp').settings.map(json.loads)
+    RA = study.values[study.values.metric == 'RA']
+    mean = RA.groupby(['method', 'benchmark', 'memory', 'stamp'], sort=False, dropna=False).value.mean().reset_index()
+    return mean.assign(settings=mean.stamp.map(used))
+
+def differing(method:str, settings:dict)->dict:
+    "What differs from the method's defaults."
+    default = json.loads(json.dumps(asdict(make_settings(find_method(method), {}))))
+    return {k: settings[k] for k, v in default.items() if k != 'memory' and settings[k] != v}
 
 def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → settings that differ from the defaults
-    "The winners of a search."
-    study = collect(load_grid(grid), rows or HERE.parents[1]/'reports'/grid)
-    rows, out = study.rows[study.rows.method == method], {}
-    if not rows.tuning.all(): raise ValueError(f'{grid} has tested {method} on reported images')
-    used = rows.drop_duplicates('stamp').set_index('stamp').settings.map(json.loads)
-    RA = study.values[(study.values.metric == 'RA') & (study.values.method == method)]
-    best = RA.groupby(['benchmark', 'memory', 'stamp'], sort=False).value.mean()
-    default = asdict(make_settings(find_method(method), {}))
-    for (b, m), part in best.groupby(['benchmark', 'memory'], sort=False):
-        won = used[part.idxmax()[-1]]
-        out.setdefault(b, {})[int(m)] = {
-            k: won[k] for k, v in default.items() if k != 'memory' and won[k] != json.loads(json.dumps(v))}
+    "The winners of a search; without a level for the memory if the method has none."
+    mean, out = results(grid, rows), {}
+    for (b, m), part in mean[mean.method == method].groupby(['benchmark', 'memory'], sort=False, dropna=False):
+        won = differing(method, part.loc[part.value.idxmax()].settings)
+        if pd.isna(m): out[b] = won
+        else: out.setdefault(b, {})[int(m)] = won
     for b, other in SAME.items():
         if other in out: out[b] = out[other]
     return out
 
+flow = lambda d: '{' + ', '.join(f'{k}: {json.dumps(v)}' for k, v in d.items()) + '}'
+
 def block(method:str, entries:dict)->str:
     "The entry of a method, as YAML."
-    flow = lambda d: '{' + ', '.join(f'{k}: {json.dumps(v)}' for k, v in d.items()) + '}'
     text = f'{method}: # by choose_presets.py\n'
     for b, found in entries.items():
-        if not all(isinstance(m, int) for m in found): text += f'  {b}: {flow(found)}\n'
+        if not found or not all(isinstance(m, int) for m in found): text += f'  {b}: {flow(found)}\n'
         else: text += f'  {b}:\n' + ''.join(f'    {m}: {flow(d)}\n' for m, d in sorted(found.items()))
     return text
 
-def main(grid:str, *methods:str):
+def main(*methods:str):
     path = HERE/'presets.yaml'
     text = path.read_text(encoding='utf-8')
-    for m in methods:
-        other = (load_yaml(path) or {}).get(m) or {} # benchmarks that were not searched stay
-        entry = re.compile(rf'^{re.escape(m)}:.*?(?=^\S|\Z)', re.M | re.S)
-        if not entry.search(text): text += f'{m}:\n'
-        text = entry.sub(lambda _, m=m, other=other: block(m, other | found(grid, m)), text)
-    with atomic(path) as f: f.write(text)
+    for grid in SEARCHES:
+        for m in methods:
+            if not (new := found(grid, m)): continue
+            entry = re.compile(ENTRY.format(re.escape(m)), re.M | re.S)
+            if not entry.search(text): text += f'{m}:\n'
+            text = entry.sub(lambda _, m=m, new=new: block(m, ((load_yaml(path) or {}).get(m) or {}) | new), text)
+            with atomic(path) as f: f.write(text)
 
 if __name__ == '__main__': main(*sys.argv[1:])
