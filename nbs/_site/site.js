@@ -3,7 +3,8 @@ addEventListener("DOMContentLoaded", () => {
   const box = document.querySelector(".sidebar-scroll"), here = document.querySelector(".sidebar-tree .current-page");
   if (box && here) {
     const at = here.getBoundingClientRect(), within = box.getBoundingClientRect();
-    if (at.top < within.top || at.bottom > within.bottom) box.scrollTop += at.top - within.top - within.height / 3;
+    if (at.top < within.top || at.bottom > within.bottom) 
+      box.scrollTo({top: box.scrollTop + at.top - within.top - within.height / 3, behavior: "instant"});
   }
   const look = () => document.querySelectorAll(".table-wrapper, div.math, .cell_output > div, article pre").forEach(w => {
     const wide = w.scrollWidth > w.clientWidth + 1;
