@@ -4,7 +4,7 @@
     python nbs/_site/build.py docs      build _docs/ (warnings are errors)
     python nbs/_site/build.py execute NOTEBOOK …    store fresh outputs in these notebooks
 """
-import json, os, posixpath, re, shutil, subprocess, sys
+import itertools, json, os, posixpath, re, shutil, subprocess, sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,6 +171,17 @@ def with_captions(text, folder):
         return f'```{{figure}} {m[2]}\n:alt: {alt}\n\n{m[1]}\n```'
     return re.sub(r'^!\[([^\n]+)\]\(([^)\s]+)\)$', fix, text, flags=re.M)
 
+def aligned(text):
+    "Columns of words start at the left; only numbers end at the right."
+    cut, lines = (lambda line: re.split(r'(?<!\\)\|', line)[1:-1]), text.split('\n')
+    plain = lambda cell: re.sub(r'<[^>]*>|[*_`[(†‡]', '', cell).strip()
+    for i, line in enumerate(lines):
+        if not re.fullmatch(r'\|(?: *:?-+:? *\|)+', line): continue
+        below = [cut(x) for x in itertools.takewhile(lambda x: x.startswith('|'), lines[i + 1:])]
+        words = lambda k: [plain(row[k])[0].isalpha() for row in below if k < len(row) and plain(row[k])]
+        lines[i] = '|' + '|'.join(' :-- ' if sum(w := words(k)) > len(w)/2 else mark for k, mark in enumerate(cut(line))) + '|'
+    return '\n'.join(lines)
+
 def with_runs(text):
     "Links to executed notebooks of runs become links to their pages, which Sphinx does not know."
     return re.sub(r'\[([^][]+)\]\(((?:[^)\s]*/)?runs/[^)\s]+)\.ipynb\)', r'<a class="run" href="\2.html">\1</a>', text)
@@ -196,7 +207,7 @@ def add_notebook(path, names):
     for c in nb.cells:
         if c.cell_type == 'markdown':
             before = plain(c.source) or before
-            c.source = with_runs(with_captions(link_names(c.source, names), path.parent.relative_to(ROOT)))
+            c.source = with_runs(with_captions(link_names(aligned(c.source), names), path.parent.relative_to(ROOT)))
         elif any('image/png' in o.get('data', {}) for o in c.outputs):
             c.metadata['mystnb'] = dict(image=dict(alt=f'Figure: {before}'))
     out = SOURCE/path.relative_to(ROOT)
@@ -255,7 +266,7 @@ def add_reports():
             old, new = (f']({posixpath.relpath(x, here)})' for x in (name, page))
             text = text.replace(old, new)
         # pages link to these; in the sidebar they would be a second list of results
-        if path.suffix == '.md': text = f'---\norphan: true\n---\n\n{with_runs(with_captions(text, here))}'
+        if path.suffix == '.md': text = f'---\norphan: true\n---\n\n{with_runs(with_captions(aligned(text), here))}'
         put(path, text)
 
 def toctree(caption, entries):
@@ -288,7 +299,7 @@ def add_all():
              ('The book', book), ('More', more)]
     # the landing page has a title of its own
     body = re.sub(r'\A# .*\n+> .*\n', '', render(nbformat.read(NBS/'index.ipynb', 4)))
-    body = with_runs(with_captions(body, '.'))
+    body = with_runs(with_captions(aligned(body), '.'))
     put(SOURCE/'index.md', '\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
         *(toctree(c, e) for c, e in trees if e)]))
     return about

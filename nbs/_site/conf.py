@@ -49,7 +49,7 @@ html_theme_options = dict(
     footer_icons=[{'name': name, 'url': url, 'html': name, 'class': 'footer-link'} for name, url in LINKS.items()],
     light_css_variables={'color-brand-primary': '#0173b2', 'color-brand-content': '#0173b2'},
     dark_css_variables={'color-brand-primary': '#56b4e9', 'color-brand-content': '#56b4e9'})
-pygments_style, pygments_dark_style = 'friendly', 'github-dark'
+pygments_style, pygments_dark_style = 'a11y-high-contrast-light', 'github-dark' # comments that can be read
 copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlight-bash pre'
 copybutton_exclude = '.linenos, .gp'
 
