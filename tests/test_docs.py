@@ -194,8 +194,7 @@ def address(site):
     yield f'http://127.0.0.1:{server.server_port}/'
     server.shutdown()
 
-@pytest.fixture
-def tab(browser, address):
+def opened(browser, address):
     "A page that remembers everything that went wrong in it."
     tab = browser.new_page(viewport=dict(width=1280, height=900))
     tab.problems = []
@@ -206,6 +205,11 @@ def tab(browser, address):
            note(f'not loaded: {r.url} ({r.failure})'))
     tab.on('response', lambda r: r.status >= 400 and note(f'{r.status}: {r.url}'))
     tab.on('request', lambda r: r.url.startswith(here) or note(f'outside: {r.url}'))
+    return tab
+
+@pytest.fixture
+def tab(browser, address):
+    tab = opened(browser, address)
     yield tab
     tab.close()
 
@@ -223,39 +227,48 @@ LOOK = """async () => {
         figures: imgs.length,
     }}"""
 
-def test_every_page_of_the_navigation(tab, address):
-    "Loads without errors, shows its mathematics and figures, and no directive."
+@pytest.fixture(scope='session')
+def visits(browser, address, pages):
+    """Pages by their names, each opened once, for that takes long: what it shows, if the navigation leads to it, what went
+    wrong, and by how much it is too wide for a phone. Of runs there is one page for each grid, of sources none."""
+    tab, desk, phone, seen = opened(browser, address), dict(width=1280, height=900), dict(width=390, height=800), {}
     tab.goto(address)
     links = tab.eval_on_selector_all('.sidebar-tree a.internal', 'all => all.map(a => a.href)')
-    urls = list(dict.fromkeys(urldefrag(u)[0] for u in [address + 'index.html', *links]))
-    expected = len(list((ROOT/'nbs').glob('[0-9]*.ipynb')))
-    assert len(urls) > expected, urls
-    seen = {}
-    for url in urls:
-        tab.goto(url)
-        seen[url.removeprefix(address)] = look = tab.evaluate(LOOK)
+    led = ['index.html', *(urldefrag(u)[0].removeprefix(address) for u in links)]
+    runs = {n.split('/')[1]: n for n in runs_of(pages)}
+    for name in dict.fromkeys([*led, *(n for n in sorted(pages) if '/runs/' not in n and '_modules' not in n), *sorted(runs.values())]):
+        tab.problems.clear()
+        tab.set_viewport_size(desk)
+        tab.goto(address + name)
+        look = tab.evaluate(LOOK) if name in led else {}
+        tab.set_viewport_size(phone)
+        wide = tab.evaluate('document.documentElement.scrollWidth - window.innerWidth')
+        seen[name] = look | dict(wide=wide, problems=[*tab.problems])
+    tab.close()
+    return seen
+
+def test_every_page_of_the_navigation(visits):
+    "Loads without errors, shows its mathematics and figures, and no directive."
+    seen = {url: look for url, look in visits.items() if 'text' in look}
+    assert len(seen) > len(list((ROOT/'nbs').glob('[0-9]*.ipynb'))), list(seen)
+    for url, look in seen.items():
+        assert not look['problems'], f'{url}: {look["problems"]}'
         assert len(look['text']) > 100, f'{url} is empty'
         assert look['formulas'] <= look['typeset'], f'{url}: mathematics is not typeset'
         assert not look['wrong'], f'{url}: wrong mathematics {look["wrong"]}'
         assert not look['empty'], f'{url}: figures without size {look["empty"]}'
         assert not re.search(r'^\s*#\|', look['text'], re.M), f'{url} shows a directive'
-        assert not tab.problems, f'{url}: {tab.problems}'
     assert sum(s['typeset'] for s in seen.values()) > 10
     assert sum(s['figures'] for s in seen.values()) > 5
 
-def test_pages_fit_a_phone(browser, address, pages):
+def test_pages_fit_a_phone(browser, address, visits):
     "Nothing but wide code, tables and formulas scrolls sideways, and those inside their own box."
+    assert not {n: look['wide'] for n, look in visits.items() if look['wide'] > 0}
     tab = browser.new_page(viewport=dict(width=390, height=800))
-    wide, runs = {}, {n.split('/')[1]: n for n in runs_of(pages)} # a page of a run for each grid
-    for name in [n for n in sorted(pages) if '/runs/' not in n and '_modules' not in n] + sorted(runs.values()):
-        tab.goto(address + name)
-        n = tab.evaluate('document.documentElement.scrollWidth - window.innerWidth')
-        if n > 0: wide[name] = n
     tab.goto(address + 'api/memory.html') # a parameter's meaning can be read without scrolling
     ends = tab.eval_on_selector_all('table.docments td:last-child', 'all => all.map(c => c.getBoundingClientRect().right)')
     assert ends and max(ends) <= 390
     tab.close()
-    assert not wide
 
 def test_wide_tables(browser, address):
     "Can be scrolled with the keyboard; the first column stays; a shadow says that there is more."
