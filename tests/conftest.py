@@ -1,5 +1,5 @@
 "Settings that every test shares."
-import compileall, json, multiprocessing, os, shutil, subprocess, sys
+import compileall, json, multiprocessing, os, resource, shutil, subprocess, sys
 from pathlib import Path
 
 import psutil, pytest
@@ -89,23 +89,26 @@ def same_environment():
 
 # ---- what it costs
 
-def processor_seconds():
-    "Of this process and of all that it has started, whether they have ended or not."
-    total, me = 0., psutil.Process()
-    for p in (me, *me.children(recursive=True)):
+def alive():
+    "Processor seconds of children that nobody has waited for yet, and of theirs."
+    total = 0.
+    for p in psutil.Process().children(recursive=True):
         try: total += sum(p.cpu_times()[:4])
         except psutil.NoSuchProcess: pass
     return total
 
-spent = []
+def processor_seconds():
+    "Of this process and of all that it has started."
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used) + alive()
+
+missed = [] # seconds of processes for which nobody waits: the system does not add them to those of their parents
 
 def pytest_sessionfinish(session):
-    if hasattr(session.config, 'workeroutput'): session.config.workeroutput['cpu'] = processor_seconds()
+    if hasattr(session.config, 'workeroutput'): session.config.workeroutput['missed'] = sum(missed) + alive()
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node): spent.append(getattr(node, 'workeroutput', {}).get('cpu', 0))
+def pytest_testnodedown(node): missed.append(getattr(node, 'workeroutput', {}).get('missed', 0))
 
 def pytest_terminal_summary(terminalreporter):
-    own = psutil.Process().cpu_times() if spent else None # workers have told what they and theirs have used
-    total = sum(spent) + (own.user + own.system if own else processor_seconds())
-    terminalreporter.write_line(f'{total/60:.1f} CPU minutes, children included')
+    terminalreporter.write_line(f'{(processor_seconds() + sum(missed))/60:.1f} CPU minutes, children included')

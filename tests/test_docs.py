@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import build, numpy as np, pytest
-from conftest import shared_folder
+from conftest import missed, processor_seconds, shared_folder
 from filelock import FileLock
 
 from bicl import baselines, bilevel, gem, generative, replay # noqa: F401 (they register)
@@ -181,7 +181,9 @@ def browser():
     with sync_playwright() as p:
         chromium = p.chromium.launch(executable_path=path, args=FLAGS)
         yield chromium
+        before = processor_seconds()
         chromium.close()
+    missed.append(max(0, before - processor_seconds())) # its own processes do not wait for each other
 
 @pytest.fixture(scope='session')
 def address(site):
