@@ -1,8 +1,14 @@
 """What a user gets when something goes wrong: a line that says what, why and what to do, and nothing half done."""
 import errno
+import io
+import json
+import multiprocessing
 import os
 import resource
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -13,6 +19,7 @@ import chaos
 import nbformat
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import toys
 
@@ -20,7 +27,7 @@ import bicl.core
 import bicl.figures
 import bicl.runner
 from bicl.commands import Board, bicl_report, bicl_run
-from bicl.core import atomic, claim, in_words
+from bicl.core import atomic, claim, in_words, sweep
 from bicl.jobs import Job, ResultError, load_grid, read_result, result_path, scratch, write_result
 from bicl.learner import METHODS, register_method
 from bicl.runner import Dask, Kernels, Outcome, execute, run_jobs, tell, what_happened
@@ -124,6 +131,18 @@ def test_litter_of_killed_processes_is_swept(tmp_path, monkeypatch):
     assert not (tmp_path/f'bicl-{GONE}-abc').exists() and all(p.exists() for p in litter(os.getpid()))
 
 
+def test_litter_of_a_number_that_is_somebody_elses_by_now(tmp_path):
+    "Or of one that is dead and not yet counted as such."
+    with subprocess.Popen([sys.executable, '-c', '']) as dead:
+        chaos.until(lambda: not chaos.alive(psutil.Process(dead.pid)), 20)
+        mine, before, zombie = (tmp_path/f'of-{pid}-{i}' for i, pid in enumerate([os.getpid(), os.getpid(), dead.pid]))
+        for p in (mine, before, zombie): p.touch()
+        began = psutil.Process().create_time()
+        os.utime(before, (began - 600,)*2) # when we were not there yet
+        sweep(tmp_path, 'of-')
+        assert [p.name for p in tmp_path.iterdir()] == [mine.name]
+
+
 # ---- runs
 
 def test_data_that_is_not_there(tmp_path, capsys):
@@ -196,6 +215,50 @@ def test_nothing_is_imported_from_the_current_folder(kernels):
     proc, kernels.proc = kernels.proc, None
     assert talk(kernels, look) == ['0 quadprog\n']
     kernels.proc = proc
+
+
+def test_nobody_is_served_who_is_gone(monkeypatch):
+    "The runner was killed while its process imported: the kernel that it has asked for would be nobody's, and leave a log."
+    forks, line = [], json.dumps(dict(argv=[], env={}, cwd='', log='')) + '\n'
+    monkeypatch.setattr(os, 'fork', lambda: forks.append(1) or 77)
+    monkeypatch.setattr(signal, 'signal', lambda *a: None)
+    monkeypatch.setattr(bicl.runner, 'WARM', [])
+    monkeypatch.setattr(psutil.Process, 'children', lambda *a, **kw: [])
+    for runner, n in [(os.getppid(), 2), (GONE, 0)]:
+        monkeypatch.setattr(sys, 'stdin', io.StringIO(2*line))
+        forks.clear()
+        bicl.runner.serve(runner)
+        assert len(forks) == n
+
+
+def forks(end, parent):
+    "A process that forks a kernel, of a kind, and tells its number."
+    parent = parent or os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN) # as `serve` does: the dead vanish
+    if not (pid := os.fork()):
+        bicl.runner._end_with(parent)
+        time.sleep(99)
+        os._exit(0)
+    end.send(pid)
+    time.sleep(99)
+
+
+@pytest.mark.parametrize('parent', [0, GONE], ids=['late', 'early'])
+def test_a_kernel_ends_with_the_process_that_has_forked_it(parent):
+    "At once, however late or early that comes."
+    how = multiprocessing.get_context('fork')
+    here, there = how.Pipe()
+    server = how.Process(target=forks, args=(there, parent))
+    server.start()
+    kernel = psutil.Process(here.recv())
+    if not parent:
+        time.sleep(.5)
+        assert chaos.alive(kernel)
+        server.kill()
+        server.join()
+    assert not chaos.gone([kernel], 20)
+    server.kill()
+    server.join()
 
 
 def test_time_limit(kernels, tmp_path):
