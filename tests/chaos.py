@@ -481,7 +481,6 @@ def main():
     p.add_argument('--table', default=str(ROOT/'reports'/'chaos.csv'), help='where to write')
     p.add_argument('--more', action='store_true', help='add to what is in the table')
     a = p.parse_args()
-    os.environ.setdefault('NUMBA_CACHE_DIR', str(ROOT/'build'/'numba')) # as in conftest.py
     dice, began = random.Random(a.seed), time.monotonic()
     before = pd.read_csv(a.table).set_index('fault', drop=False).to_dict('index') if a.more and Path(a.table).exists() else {}
     tallies = {name: Tally(**before.get(name, dict(fault=name))) for name in PLAN}

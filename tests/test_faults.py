@@ -4,6 +4,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import socket
@@ -21,16 +22,20 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import torch
 import toys
+from torch.utils.flop_counter import FlopCounterMode
 
 import bicl.core
 import bicl.figures
 import bicl.runner
 from bicl.commands import Board, bicl_report, bicl_run
-from bicl.core import atomic, claim, in_words, sweep
+from bicl.core import Rng, atomic, claim, in_words, sweep
 from bicl.jobs import Job, ResultError, load_grid, read_result, result_path, scratch, write_result
 from bicl.learner import METHODS, register_method
+from bicl.memory import KCenter
 from bicl.runner import Dask, Kernels, Outcome, execute, run_jobs, tell, what_happened
+from bicl.streams import BENCHMARKS, Block
 from bicl.tables import collect, write_tables
 
 JOB = Job('toy', 'Plain', seeds=(100,), device='cpu')
@@ -78,6 +83,20 @@ def test_tables_on_a_full_disk_are_all_old(tmp_path, small_files):
     with pytest.raises(OSError, match='table.'): write_tables(study, out, 'table')
     assert {n: (out/n).read_text() for n in there} == there
     assert not list(out.glob('.*'))
+
+
+def test_names_are_text_in_every_table(tmp_path, monkeypatch):
+    "A title, a method and a benchmark that would like to be a script, a column, a link or a command."
+    evil = r'<script>x</script> | [a](b) \input{c} my_d $e$ `f` %'
+    for table, name in ((METHODS, 'Toy'), (BENCHMARKS, 'toy')): monkeypatch.setitem(table, name, replace(table[name], label=evil))
+    (grid := tmp_path/'g.yaml').write_text(f"title: '{evil}'\nplugins: [toys]\nseeds: [1, 2]\nbenchmark: toy\nruns: [{{method: [Toy, Plain]}}]")
+    for job in load_grid(grid).jobs: toys.fake(job, tmp_path/'out')
+    write_tables(collect(load_grid(grid), tmp_path/'out'), tmp_path/'there', 'table')
+    md, tex = ((tmp_path/'there'/f'table.{s}').read_text() for s in ('md', 'tex'))
+    assert md.count('&lt;script&gt;') >= 3 and '<script' not in md and '](b)' not in md.replace('\\]', '')
+    lines = [len(re.findall(r'(?<!\\)\|', line)) for line in md.splitlines() if line.startswith('|')]
+    assert len(set(lines)) == 1 # no bar of theirs has made a column
+    assert tex.count('textbackslash{}input') >= 2 and '\\input' not in tex and 'my\\_d' in tex and 'my_d' not in tex
 
 
 def test_a_report_is_all_or_nothing(tmp_path, monkeypatch, capsys):
@@ -193,6 +212,17 @@ def test_missing_and_infinite_numbers_of_any_metric_are_refused(tmp_path):
                       (pd.concat([rows, more.assign(seed=7)]), 'mood of seed .* not asked for')]:
         write_result(bad, path)
         with pytest.raises(ResultError, match=word): read_result(path)
+
+
+def test_the_cost_of_k_center_grows_like_its_capacity():
+    "Per block: only distances of the samples that arrive are computed. Four times the memory is four times the work."
+    def work(capacity, d=50):
+        m, block = KCenter(capacity, Rng([1]), d), lambda n: Block(Rng([2], str(n)).normal(n, d), torch.zeros(1, n, dtype=torch.int64), 0)
+        m.add(block(capacity))
+        with FlopCounterMode(display=False) as count: m.add(block(10))
+        assert len(m) == capacity
+        return count.get_total_flops()
+    assert 0 < work(200) < 4.2*work(50)
 
 
 @pytest.fixture(scope='module')
