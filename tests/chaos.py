@@ -327,13 +327,14 @@ def storm(r, hits, runners=1, what=ROLES, how=(signal.SIGKILL,)):
     return r.end()
 
 
-def aimed(r, *aims):
-    "The worst moments, each once, in whoever comes to them."
-    for i, aim in enumerate(aims):
-        mark = r.here/f'mark{i}'
-        proc, = r.start(1, CHAOS_AIM=aim, CHAOS_MARK=str(mark))
+def aimed(r, **aims):
+    "The worst moments, each once, in whoever comes to them; a method for each, so that there is something to do."
+    for method, aim in aims.items():
+        mark = r.here/f'mark-{method}'
+        proc, = r.start(1, '--only', method, CHAOS_AIM=aim, CHAOS_MARK=str(mark))
         until(lambda proc=proc: r.look() or proc.poll() is not None, 900)
-        r.tally.kills += mark.exists()
+        assert mark.exists(), wait(proc)
+        r.tally.kills += 1
     return r.end()
 
 
@@ -457,7 +458,7 @@ def report(r, hits):
 STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PLAN = { # what is done in a round: (how many hits, function of a round)
     'random moments, one runner': lambda r: storm(r, 20),
-    'aimed: rows without a notebook, half a file': lambda r: aimed(r, 'rows', '.parquet', '.safetensors', '.ipynb'),
+    'aimed: rows without a notebook, half a file': lambda r: aimed(r, Online='rows', ER='.parquet', MER='.safetensors', BiCL='.ipynb', GEM='.json'),
     'random moments, two runners': lambda r: storm(r, 20, 2),
     'SIGINT, SIGTERM, SIGHUP': lambda r: storm(r, 5, 1, ('runner',), STOPS),
     'stopped for some seconds': lambda r: storm(r, 8, 1, ('kernel', 'server', 'runner'), (signal.SIGSTOP,)),

@@ -39,7 +39,7 @@ def test_a_bit_of_everything(turmoil):
     assert shot.returncode == 0 and (r.here/'mark').exists(), said # and gets its second chance
     for p in list((r.out/'runs').glob('*Toy*')): p.unlink() # so that there is something to do
     r.finished = chaos.done(r.out)
-    tally = chaos.storm(r, 3, 2, ('runner', 'everybody', 'server'), (signal.SIGKILL, signal.SIGTERM))
+    tally = chaos.storm(r, 2, 2, ('runner', 'everybody', 'server'), (signal.SIGKILL, signal.SIGTERM))
     assert not tally.bad, (tally, r.left, r.said)
 
 
