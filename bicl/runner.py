@@ -145,8 +145,15 @@ WARM = ('ipykernel.kernelapp ipykernel.debugger matplotlib.backends.backend_agg 
 CALM = dict(OPENBLAS_NUM_THREADS='1', JE_ARROW_MALLOC_CONF='background_thread:false')
 ALONE = '--InteractiveShellApp.ignore_cwd=True' # nothing is imported from the current folder
 
-def _become_kernel(argv:list, env:dict, cwd:str, log:str):
+def _end_with(parent:int):
+    "End this process as soon as its parent, which has this number, ends; at once if it has."
+    from ctypes import CDLL
+    CDLL(None).prctl(1, signal.SIGKILL) # PR_SET_PDEATHSIG: Linux itself sends it
+    if os.getppid() != parent: os._exit(1)
+
+def _become_kernel(server:int, argv:list, env:dict, cwd:str, log:str):
     "Make a kernel of this process, which was forked for it."
+    _end_with(server) # before anything is written
     from ipykernel.kernelapp import IPKernelApp
     os.setsid() # signals to the kernel and its children are for nobody else
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -157,16 +164,18 @@ def _become_kernel(argv:list, env:dict, cwd:str, log:str):
     os.chdir(cwd)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    IPKernelApp.launch_instance(argv=[*argv, f'--IPKernelApp.parent_handle={os.getppid()}'])
+    IPKernelApp.launch_instance(argv=[*argv, f'--IPKernelApp.parent_handle={server}'])
     os._exit(0)
 
-def serve():
-    "The life of a process that forks kernels: until its standard input ends."
+def serve(runner:int):
+    "The life of a process that forks kernels: until its standard input ends, or the runner has."
     os.environ['MPLBACKEND'] = 'module://matplotlib_inline.backend_inline' # whatever the shell has
     for name in WARM: __import__(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN) # kernels that have ended vanish by themselves
+    server = os.getpid()
     for line in sys.stdin:
-        if not (pid := os.fork()): _become_kernel(**json.loads(line))
+        if os.getppid() != runner: break # killed while we imported: nobody wants that kernel
+        if not (pid := os.fork()): _become_kernel(server, **json.loads(line))
         print(pid, flush=True)
     for p in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess): p.kill()
@@ -192,7 +201,7 @@ class Kernels:
         if sys.platform == 'linux': self.start()
 
     def start(self):
-        call = [sys.executable, '-P', '-c', 'import bicl.runner as r; r.serve()']
+        call = [sys.executable, '-P', '-c', f'import bicl.runner as r; r.serve({os.getpid()})']
         with open(self.log, 'ab') as log: self.proc = subprocess.Popen(call, text=True, stderr=log,
             env=os.environ | self.env | CALM, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True)
