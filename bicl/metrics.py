@@ -18,7 +18,6 @@ from inspect import signature
 import numpy as np, pandas as pd
 from scipy import stats
 from scipy.optimize import brentq
-from scipy.special import stdtr, stdtrit # Student's t, as `stats.t` asks them
 
 from .core import project_files
 from .learner import METHODS, make_settings
@@ -122,7 +121,7 @@ def interval(
     x = np.asarray(x, np.float64)
     n = len(x)
     if n < 2 or not np.isfinite(x).all(): return np.nan, np.nan
-    half = stdtrit(n - 1, (1 + level)/2)*x.std(ddof=1)/np.sqrt(n)
+    half = stats.t.ppf((1 + level)/2, n - 1)*x.std(ddof=1)/np.sqrt(n)
     return float(x.mean() - half), float(x.mean() + half)
 
 # %% ../nbs/20_metrics.ipynb #m6
@@ -154,7 +153,7 @@ def paired_p(
     d = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     if len(d) < 2: return 1.               # one seed cannot tell anybody apart
     if np.ptp(d) < 1e-9: return float(abs(d[0]) < 1e-9) # no spread: t would be 0/0 or infinite
-    return float(2*stdtr(len(d) - 1, -abs(d.mean())/(d.std(ddof=1)/np.sqrt(len(d)))))
+    return float(stats.ttest_1samp(d, 0).pvalue)
 
 # %% ../nbs/20_metrics.ipynb #c28
 def holm(
@@ -182,7 +181,7 @@ def equal_p(
     if len(d) < 2: return 1.
     if np.ptp(d) < 1e-9: return float(abs(d[0]) >= bound)
     t = lambda at: (d.mean() - at)/(d.std(ddof=1)/np.sqrt(len(d)))
-    return float(max(stdtr(len(d) - 1, -t(-bound)), stdtr(len(d) - 1, t(bound))))
+    return float(max(stats.t.sf(t(-bound), len(d) - 1), stats.t.cdf(t(bound), len(d) - 1)))
 
 # %% ../nbs/20_metrics.ipynb #m9
 TEST = f'paired two-sided t-test over seeds, Holm-corrected within the column, level {LEVEL:g}'
@@ -335,7 +334,7 @@ def paper_interval(
     runs:int=PAPER_RUNS, # runs behind it
 )->tuple[float, float]:
     "The 95 % interval of a published mean, from its standard deviation."
-    half = stdtrit(runs - 1, .975) * std / np.sqrt(runs)
+    half = stats.t.ppf(.975, runs - 1) * std / np.sqrt(runs)
     return mean - half, mean + half
 
 # %% ../nbs/20_metrics.ipynb #c47
@@ -355,7 +354,7 @@ def apart(
     a, b = ours['std']**2/n, std**2/runs
     if n < 2 or not a + b > 0: return (d, d) if n > 1 else (-np.inf, np.inf)
     df = (a + b)**2/(a**2/(n - 1) + b**2/(runs - 1))
-    half = stdtrit(df, .975)*np.sqrt(a + b)
+    half = stats.t.ppf(.975, df)*np.sqrt(a + b)
     return d - half, d + half
 
 # %% ../nbs/20_metrics.ipynb #m14
