@@ -8,12 +8,13 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-import build, numpy as np, pytest
+import build, numpy as np, pytest, runs
 from conftest import shared_folder
 from filelock import FileLock
 
 from bicl import baselines, bilevel, gem, generative, replay # noqa: F401 (they register)
 from bicl.learner import METHODS
+from bicl.metrics import interval
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT/'_docs'
@@ -136,6 +137,12 @@ def test_numbers_lead_to_their_runs(pages):
     assert not wrong
     assert n.get('nbs/pages/table1.html', 0) >= 60, f'links to runs per page: {n}'
 
+def test_intervals_of_many():
+    "What the pages of runs compute for many columns at once is what the tables have."
+    a = np.random.default_rng(0).normal(70, 9, (3, 5, 10))
+    assert np.allclose(runs.intervals(a), [[interval(x) for x in row] for row in a], rtol=1e-12)
+    assert np.isnan(runs.intervals(a[..., :1])).all()
+
 # ------------------------------------------------------------------------------------- colours
 
 def seen(color, deficiency):
@@ -223,6 +230,7 @@ LOOK = """async () => {
         wrong: [...document.querySelectorAll('mjx-merror')].map(e => e.innerText),
         empty: imgs.filter(i => size(i) < 8).map(i => i.src),
         figures: imgs.length,
+        folds: document.querySelector('#everything-else')?.getBoundingClientRect().top + scrollY,
         listed: [...document.querySelectorAll('.sidebar-tree a.internal')].map(a => a.href),
     }}"""
 
@@ -265,6 +273,17 @@ def test_pages_fit_a_phone(browser, address, looks):
     ends = tab.eval_on_selector_all('table.docments td:last-child', 'all => all.map(c => c.getBoundingClientRect().right)')
     assert ends and max(ends) <= 390
     tab.close()
+
+def test_pages_are_short(looks):
+    "Before what a reader may open: three screens of Table 1, eight of the ablations."
+    for name, screens in dict(table1=3, ablations=8).items():
+        assert 300 < looks[f'nbs/pages/{name}.html']['folds'] <= 900*screens, name
+
+def test_words_start_at_the_left():
+    "And numbers end at the right, in every column but the first."
+    table = '| m | protocol | RA | link |\n| :-- | --: | --: | --: |\n'
+    body = '| ER | strict | **8.1** | [8.1](a.md) |\n| GEM |  | −9.2† | [9.2](b.md) |\n| BiCL | buffered | 7 |  |'
+    assert build.aligned(f'Text\n\n{table}{body}') == f'Text\n\n{table.replace("--:", ":--", 1)}{body}'
 
 def test_wide_tables(browser, address):
     "Can be scrolled with the keyboard; the first column stays; a shadow says that there is more."
