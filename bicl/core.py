@@ -278,25 +278,17 @@ def together(
     finally: shutil.rmtree(own, ignore_errors=True)
 
 # %% ../nbs/00_core.ipynb #fa04
-def _owner_lives(path:Path, pid:int)->bool:
-    "Is the process still there that has made this? Its number may be somebody else's by now."
-    import psutil
-    try:
-        p = psutil.Process(pid)
-        return psutil.pid_exists(pid) and p.status() != psutil.STATUS_ZOMBIE and (
-            p.create_time() < path.stat().st_mtime + 300) # clocks of disks may be late
-    except psutil.AccessDenied: return True
-    except (psutil.NoSuchProcess, FileNotFoundError): return False
-
 def sweep(
     folder,
     start:str, # of names; the number of the process that made them comes next
 ):
     "Remove what processes of this machine have left that are gone, and half files of yesterday."
+    import psutil
     for p in Path(folder).glob(f'{escape(start)}[0-9]*'):
-        if _owner_lives(p, int(re.match(r'\d+', p.name[len(start):])[0])): continue
-        if p.is_dir(): shutil.rmtree(p, ignore_errors=True)
-        else: p.unlink(missing_ok=True)
+        with suppress(psutil.NoSuchProcess, FileNotFoundError): # its number may be another's by now
+            q = psutil.Process(int(re.match(r'\d+', p.name[len(start):])[0]))
+            if q.status() != 'zombie' and q.create_time() < p.stat().st_mtime + 300: continue
+        shutil.rmtree(p, ignore_errors=True) if p.is_dir() else p.unlink(missing_ok=True)
     for p in Path(folder).glob('.*.tmp'):
         with suppress(OSError): time.time() - p.stat().st_mtime > 86_400 and p.unlink()
 

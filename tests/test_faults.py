@@ -4,6 +4,7 @@ import io
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import resource
 import signal
@@ -29,8 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import bicl.core
 import bicl.figures
 import bicl.runner
+from bicl.checkpoint import load_checkpoint
 from bicl.commands import Board, bicl_report, bicl_run
-from bicl.core import Rng, atomic, claim, in_words, sweep
+from bicl.core import Rng, atomic, claim, in_words, parse_yaml, sweep
 from bicl.jobs import Job, ResultError, load_grid, read_result, result_path, scratch, write_result
 from bicl.learner import METHODS, register_method
 from bicl.memory import KCenter
@@ -119,6 +121,22 @@ def test_a_report_is_all_or_nothing(tmp_path, monkeypatch, capsys):
     full = False
     assert bicl_report(grid=str(grid), out=str(out)) == 0
     assert (out/'table.csv').read_text() == 'new' and '.together' not in (out/'grid.md').read_text()
+
+
+class Bomb:
+    def __init__(self, path): self.path = path
+    def __reduce__(self): return open, (self.path, 'w')
+
+
+def test_files_from_outside_are_data(tmp_path):
+    "A checkpoint, a result and a grid that would like to be code are refused, and do nothing."
+    (bad := tmp_path/'bad').write_bytes(pickle.dumps(Bomb(str(tmp_path/'boom'))))
+    with pytest.raises(ValueError, match='bad'): load_checkpoint(bad)
+    with pytest.raises(ResultError, match='bad'): read_result(bad)
+    with pytest.raises(ValueError, match='not valid YAML'): parse_yaml(f'!!python/object/apply:os.mkdir [{tmp_path}/boom]', 'x')
+    assert not (tmp_path/'boom').exists()
+    code = '\n'.join(p.read_text() for p in (chaos.ROOT/'bicl').glob('*.py'))
+    assert not re.findall(r'pickle|torch\.load\(|unsafe|full_load|extractall|shell=True', code)
 
 
 def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, capsys):
@@ -266,9 +284,8 @@ def forks(end, parent):
     parent = parent or os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN) # as `serve` does: the dead vanish
     if not (pid := os.fork()):
-        bicl.runner._end_with(parent)
-        time.sleep(99)
-        os._exit(0)
+        os.setsid = lambda: time.sleep(99) # what it does next
+        bicl.runner._become_kernel(parent, [], {}, '', '')
     end.send(pid)
     time.sleep(99)
 
