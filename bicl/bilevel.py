@@ -18,7 +18,7 @@ from .core import Rng, Settings, within
 from .hypergrad import (HYPERGRADIENTS, OUTER, CrossEntropy, Options, head_round,
                             head_weights, hypergradient, solved_head)
 from .learner import Averaged, network, register_method
-from .memory import Batches, KCenter, Reservoir, Ring, SplitMemory, deal, matched
+from .memory import Batches, KCenter, Reservoir, Ring, SplitMemory, deal, matched, parted
 from .models import MLP, VerticalMLP, engine, register_engine, split
 from .reptile import Level
 from .solvers import SGD, Adam, GraphAdam, Ridge, Slots, flatten
@@ -89,6 +89,7 @@ def _network(s:BiCLSettings, info, rng:Rng):
 class BiCL(Averaged):
     "Bilevel continual learning: Algorithm 1 on all replicas at once."
     alphas = 0., 0. # weights of stored outputs in training and validation: see `BiCLPlus`
+    share = .5 # of a round's samples that train; the others validate: see `BiCLPlus`
 
     def __init__(self,
         info, # shape of the stream
@@ -128,10 +129,12 @@ class BiCL(Averaged):
 # %% ../nbs/10_bicl.ipynb #k1
 @staticmethod
 def _cost(s, T, n, block): # K steps on a training batch, one on a validation batch
-    B, share = min(block, n), 1 - min(block, n)/(T*n) # the first block meets no memory
-    tr, val = (min(s.current, h) or 1 for h in (B//2, B - B//2))
+    B, met, share = min(block, n), 1 - min(block, n)/(T*n), getattr(s, 'share', BiCL.share)
+    half = max(1, int(B*share)) # met: all blocks but the first meet a memory
+    tr, val = (min(k, h) or 1 for k, h in zip(parted(s.current, share), (half, B - half)))
+    old_tr, old_val = parted(s.replayed, share)
     per_sample = max(1, int(s.rounds*B + .5))/B
-    return s.memory, per_sample*(s.K*tr + val + (s.K + 1)*s.replayed*share)
+    return s.memory, per_sample*(s.K*tr + val + (s.K*old_tr + old_val)*met)
 
 BiCL.cost = _cost # what it holds and computes: see `Learner.cost`
 
@@ -159,12 +162,11 @@ def batch_sample(self:BiCL, block:Block)->tuple: # batches of all rounds, and ho
     "Lines 7 and 8: the training and validation batches of all rounds."
     s, B = self.settings, len(block)
     b = max(1, int(s.rounds*B + .5))
-    sides = deal(B, b, s.current, self.draws, s.bisection == 'fixed')
-    parts = []
-    for positions, M, alpha in zip(sides, (self.M.tr, self.M.val), self.alphas):
+    sides = deal(B, b, s.current, self.draws, s.bisection == 'fixed', self.share)
+    old, parts = parted(s.replayed, self.share), []
+    for positions, M, alpha, k in zip(sides, (self.M.tr, self.M.val), self.alphas, old):
         parts.append((block.x, block.y, positions))
-        if len(M) and s.replayed:
-            parts.append((M.raw, M.y, M.indices(b, s.replayed), *matched(M, s.replayed, alpha)))
+        if len(M) and k: parts.append((M.raw, M.y, M.indices(b, k), *matched(M, k, alpha)))
     return Batches(parts), sum(p[2].shape[2] for p in parts[:len(parts)//2])
 
 # %% ../nbs/10_bicl.ipynb #c16
@@ -225,7 +227,8 @@ def predicting(self:BiCL)->dict:
 # %% ../nbs/10_bicl.ipynb #c49
 @dataclass
 class BiCLPlusSettings(BiCLSettings):
-    "Settings of `BiCLPlus`: those of BiCL, and how strongly stored outputs are to be matched."
+    "Settings of `BiCLPlus`: those of BiCL, how strongly stored outputs are matched, and who trains."
+    share:float=within(.25, low=.01, high=.99) # of a round's samples that train w; the rest is for λ
     alpha_inner:float=within(.1, low=0) # in the inner problem, on replayed training samples
     alpha_outer:float=within(.1, low=0) # in the outer problem, on replayed validation samples
 
@@ -237,11 +240,12 @@ class BiCLPlusSettings(BiCLSettings):
 class BiCLPlus(BiCL):
     "Algorithm 1 with outputs that are stored beside the samples, and matched at both levels."
     alphas = property(lambda self: (self.settings.alpha_inner, self.settings.alpha_outer))
+    share = property(lambda self: self.settings.share)
 
     def __init__(self, info, settings=None, model=None, rule=None):
         super().__init__(info, settings or BiCLPlusSettings(), model, rule)
 
-register_method('BiCL++', BiCLPlus, BiCLPlusSettings, version=1, color='#7a00cc', marker='P', order=72)
+register_method('BiCL++', BiCLPlus, BiCLPlusSettings, version=2, color='#7a00cc', marker='P', order=72)
 
 # %% ../nbs/10_bicl.ipynb #c60
 class StaticRound:
