@@ -120,12 +120,13 @@ class Joint(Averaged):
     "All tasks at once: the upper bound."
     def __init__(self, info, settings=None, model=None):
         super().__init__(info, settings or JointSettings(), model)
-        self.shuffle, self.done = self.rng('shuffle'), False
+        self.shuffle, self.done, self.passes = self.rng('shuffle'), False, 0
 
     @staticmethod
     def cost(s, T, n, block): return T*n, s.epochs
 
     def begin(self, stream): self.stream = [stream] # in a list: not a part of the module
+    def progress(self, share): super().progress((self.passes + share)/self.settings.epochs)
     def get_extra_state(self): return torch.tensor(self.done)
     def set_extra_state(self, done): self.done = bool(done)
 
@@ -133,7 +134,7 @@ class Joint(Averaged):
         if self.done: return
         s, (stream,) = self.settings, self.stream
         x, y = (torch.cat(a, 1) for a in zip(*(stream.train(t) for t in range(stream.T))))
-        for _ in range(s.epochs):
+        for self.passes in range(s.epochs):
             steps = self.shuffle.permutation(y.shape[1]).split(s.batch, 1)
             for i, at in enumerate(steps):
                 sgd_step(self.model, stream.float(gather(x, at)), gather(y, at), s.lr)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Signals', 'Past', 'FEW', 'make_signals', 'row_at', 'list_at', 'output_error', 'learn_layer', 'signal', 'errors_of',
            'step', 'relax', 'sgd_steps', 'each_replica', 'sgd_compiled', 'reptile_all', 'mer_block', 'Growing',
-           'pools_of', 'mer_compiled', 'rise', 'fall', 'gem_look', 'gem_dots', 'gem_outer', 'gem_gradients', 'gem_gram',
+           'pools_of', 'mer_compiled', 'positive', 'rise', 'fall', 'gem_look', 'gem_dots', 'gem_gradients', 'gem_gram',
            'gem_past', 'gem_now', 'gem_steps', 'with_one', 'make_past', 'past_steps', 'gem_compiled']
 
 # %% ../nbs/15_compiled.ipynb #c2
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .arithmetic import (BLOCK, Copy, Weights, add_outer, add_products, add_rows, add_times,
                              aligned, blocks, can_compile, compiled, compress, copies_of, copy,
-                             empty_pool, inner, layer, list_samples, make_pool, multiply, natural,
-                             pull_back, record, wide)
+                             empty_pool, inner, layer, list_samples, make_pool, matmul, multiply,
+                             natural, pull_back, record, wide)
 from .core import allowed_threads, one_thread
 from .gem import shares, solve_dual
 from .models import MLP, register_engine
@@ -229,104 +229,95 @@ register_engine('mer', mer_compiled, can_compile)
 # %% ../nbs/15_compiled.ipynb #c35
 Past = record('bicl.compiled', 'Past', [
     'rows', 'columns', # lists of the pictures of the past, and of their transposes, task by task
-    'few', 'near', # lists of their products, if they are few; else `near` are the `columns`
-    'G', 'at', 'size', # gradients of the past tasks; by layer: position, and numbers per task; rest
-    'ptr', 'first', # lists of the active units in `work`, by blocks; number of a layer's first
+    'few', 'near', # their products with each other, `[N, N]`, if they are few
+    'G', 'at', 'size', # gradients of the past tasks, and zeros; by layer: position, numbers per task
+    'h', 'act', 'row', # sums or errors of all samples, their positive parts; by layer: position
+    'turned', # a layer's weights, outputs first
     'P', 'q', 'v', # the dual problem and its solution, float64
     'y', 'w', # labels and weights of the samples, `[M]`
-    'net', 'work', 'H', # the network, its signals, and the responses of its first layer, `[N, out]`
+    'net', 'H', # the network, and the responses of its first layer, `[N, out]`
     'K', 'every', # products of the block's pictures with all, `[n, N + n]`; 0, 1, 2, … in each row
     'start', # responses of the first layer to the block's pictures when it began, `[n, out]`
     'moved', 'labels']) # all errors of the first layer since, `[N + n, out]`; the block's labels
 
 # %% ../nbs/15_compiled.ipynb #c37
 @compiled
+def positive(a, i, b, j, n):
+    "`a[i:i+n]` becomes the ReLU of `b[j:j+n]`."
+    i, j = natural(i), natural(j)
+    for k in range(n): a[i+k] = max(b[j+k], a.dtype.type(0))
+
+@compiled
 def rise(g, l, M):
-    "The ReLU of layer `l - 1`, lists of what survives, and the sums of layer `l`, for all samples."
-    net, work, below, w = g.net, g.work, natural(g.work.row[l-1]), g.net.wide[l]
-    h, p = work.h, g.first[l]
-    for j in range(M*net.wide[l-1]): h[below+j] = max(h[below+j], h.dtype.type(0))
-    for c in range(0, net.rows[l], BLOCK):
-        for s in range(M):
-            g.ptr[p+1] = compress(h, below + s*net.wide[l-1] + c, min(BLOCK, net.rows[l] - c),
-                                  work.idx, work.val, g.ptr[p])
-            p += 1
-    for s in range(M): # the biases
-        add_rows(h, work.row[l] + s*w, net.theta, net.b[l], h, 0, w, work.idx, work.val, 0, 0)
-    add_products(h, work.row[l], M, net.theta, net.W[l], net.rows[l], w, g.ptr, work.idx, work.val,
-                 g.first[l])
+    "The sums of layer `l` for all samples, and their ReLU."
+    net, n, up = g.net, M*g.net.wide[l], g.row[l]
+    matmul(g.h, up, M, net.theta, net.b[l], 0, g.act, g.row[l-1], net.wide[l-1], 1,
+           net.theta, net.W[l], net.rows[l], net.wide[l])
+    positive(g.act, up, g.h, up, n)
 
 @compiled
 def fall(g, l, M):
     "The errors of layer `l - 1` from those of layer `l`, for all samples."
-    net, work, p = g.net, g.work, g.first[l]
-    for c in range(0, net.rows[l], BLOCK):
-        for s in range(M):
-            pull_back(work.h, row_at(net, work, l-1, s) + c, net.theta, net.W[l] + c*net.wide[l],
-                      net.wide[l], work.idx, g.ptr[p], g.ptr[p+1], work.h, row_at(net, work, l, s))
-            p += 1
+    net, w, v, below = g.net, g.net.wide[l], g.net.wide[l-1], natural(g.row[l-1])
+    for i in range(net.rows[l]):
+        for j in range(net.out[l]): g.turned[j*v + i] = net.theta[net.W[l] + i*w + j]
+    matmul(g.h, below, M, g.G, g.at[-1], 0, g.h, g.row[l], w, 1, g.turned, 0, net.out[l], v)
+    h, act = g.h, g.act
+    for j in range(M*v): h[below+j] = h[below+j] if act[below+j] > 0 else h.dtype.type(0)
 
 # %% ../nbs/15_compiled.ipynb #c39
 @compiled
 def gem_look(g, i, batch, lr):
     "Forward and backward for the past and the `batch` that begins with sample `i` of the block."
-    net, work, w, N, n = g.net, g.work, g.net.wide[0], len(g.y) - batch, len(g.labels)
-    for j in range(N*w): work.h[j] = g.H[j]
+    net, w, N, n = g.net, g.net.wide[0], len(g.y) - batch, len(g.labels)
     for b in range(batch):
         k = min(i + b, n - 1)
         g.y[N+b] = g.labels[k]
         g.w[N+b] = lr/min(batch, n - i) if i + b < n else 0 # the last batch may not be full
-        add_rows(work.h, (N + b)*w, g.start, k*w, g.moved, 0, w, g.every, g.K, k*(N + n),
+        add_rows(g.h, (N + b)*w, g.start, k*w, g.moved, 0, w, g.every, g.K, k*(N + n),
                  k*(N + n) + N + i)
+    positive(g.act, 0, g.H, 0, N*w)
+    positive(g.act, N*w, g.h, N*w, batch*w)
     L, M = len(net.W), N + batch
+    if L == 1: copy(g.H, g.h)
     for l in range(1, L): rise(g, l, M)
-    for s in range(M): output_error(work.h, row_at(net, work, L-1, s), net.out[L-1], g.y[s], g.w[s])
+    for s in range(M): output_error(g.h, row_at(net, g, L-1, s), net.out[L-1], g.y[s], g.w[s])
     for l in range(L - 1, 0, -1): fall(g, l, M)
 
 @compiled
 def gem_dots(g, i, batch):
     "`q` for the batch that begins with sample `i`."
-    net, work, N, n, t = g.net, g.work, len(g.y) - batch, len(g.labels), len(g.q)
+    net, N, n, t = g.net, len(g.y) - batch, len(g.labels), len(g.q)
+    inputs, errors = np.empty(N, g.w.dtype), np.empty(N, g.w.dtype)
     for k in range(t): g.q[k] = 0
     for b in range(min(batch, n - i)):
         for l in range(len(net.W)):
-            w, M, a = net.wide[l], len(g.y), np.zeros(net.rows[l], g.w.dtype)
-            blocked = (net.rows[l] + BLOCK - 1)//BLOCK if l else 0
-            for c in range(blocked): # the inputs, not as a list
-                p = g.first[l] + c*M + N + b
-                for j in range(g.ptr[p], g.ptr[p+1]): a[c*BLOCK + work.idx[j]] = work.val[j]
-            for s in range(N):
-                k = a.dtype.type(1) if l else g.K[(i + b)*(N + n) + s]
-                for c in range(blocked):
-                    p = g.first[l] + c*M + s
-                    for j in range(g.ptr[p], g.ptr[p+1]): k += work.val[j]*a[c*BLOCK + work.idx[j]]
-                one, other = row_at(net, work, l, s), row_at(net, work, l, N + b)
-                g.q[s*t//N] += k*inner(work.h, one, work.h, other, w)
+            pull_back(errors, 0, g.h, g.row[l], net.wide[l], g.every, 0, N,
+                      g.h, row_at(net, g, l, N + b))
+            if l: pull_back(inputs, 0, g.act, g.row[l-1], net.wide[l-1], g.every, 0, N,
+                            g.act, row_at(net, g, l-1, N + b))
+            for k in range(t):
+                for s in range(k*(N//t), (k + 1)*(N//t)):
+                    g.q[k] += errors[s]*(inputs[s] + 1 if l else g.K[(i + b)*(N + n) + s])
 
 # %% ../nbs/15_compiled.ipynb #c41
 @compiled
-def gem_outer(g, l, s, bias, W, at, c):
-    "Add to a layer at `at` in `W` what sample `s` asks for: to its biases, or to block `c`."
-    net, work, w, p = g.net, g.work, g.net.wide[l], g.first[l] + c//BLOCK*len(g.y) + s
-    row, k = row_at(net, work, l, s), g.ptr[p]
-    if bias: add_times(W, at + net.rows[l]*w, 1, work.h, row, w)
-    else: add_outer(W, at + c*w, w, work.idx, work.val, k, g.ptr[p+1], work.h, row, g.G, g.at[-1],
-                    False, W, 0)
-
-@compiled
 def gem_gradients(g, N):
     "`G`, the past tasks' gradients."
-    net, work, t, w = g.net, g.work, len(g.q), g.net.wide[0]
+    net, t, w, zero = g.net, len(g.q), g.net.wide[0], g.at[-1]
     n, rows = N//t, g.size[0]//w
-    for j in range(len(g.G)): g.G[j] = 0
+    for j in range(0 if g.few else g.at[1]): g.G[j] = 0
     for k in range(t):
-        add_products(g.G, k*g.size[0], rows, work.h, k*n*w, n, w,
-                     g.near.ptr, g.near.idx, g.near.val, k*rows*((n + BLOCK - 1)//BLOCK))
+        if g.few: matmul(g.G, k*g.size[0], N, g.G, zero, 0, g.near, k*n, N, 1, g.h, k*n*w, n, w)
+        else: add_products(g.G, k*g.size[0], rows, g.h, k*n*w, n, w, g.columns.ptr, g.columns.idx,
+                           g.columns.val, k*rows*((n + BLOCK - 1)//BLOCK))
         for l in range(1, len(net.W)):
-            G = g.at[l] + k*g.size[l]
-            for s in range(k*n, (k + 1)*n): gem_outer(g, l, s, True, g.G, G, 0)
-            for c in range(0, net.rows[l], BLOCK):
-                for s in range(k*n, (k + 1)*n): gem_outer(g, l, s, False, g.G, G, c)
+            G, v, e = g.at[l] + k*g.size[l], net.wide[l], row_at(net, g, l, k*n)
+            matmul(g.G, G, net.rows[l], g.G, zero, 0, g.act, row_at(net, g, l-1, k*n), 1,
+                   net.wide[l-1], g.h, e, n, v)
+            bias = natural(G + net.rows[l]*v)
+            for j in range(v): g.G[bias+j] = 0
+            for s in range(n): add_times(g.G, bias, 1, g.h, e + s*v, v)
 
 # %% ../nbs/15_compiled.ipynb #c42
 @compiled
@@ -335,7 +326,7 @@ def gem_gram(g, N):
     t, part = len(g.q), g.net.wide[0]*(N//len(g.q))
     for k in range(t):
         for m in range(k + 1):
-            g.P[k, m] = inner(g.work.h, k*part, g.G, m*g.size[0] + k*part, part) if g.few else 0
+            g.P[k, m] = inner(g.h, k*part, g.G, m*g.size[0] + k*part, part) if g.few else 0
     for l in range(1 if g.few else 0, len(g.size)):
         for c in range(0, g.size[l], 2048): # as many numbers as the cache holds of all tasks
             n, at = min(2048, g.size[l] - c), g.at[l] + c
@@ -351,27 +342,30 @@ def gem_past(g, N):
     "The step that the past asks for."
     net, t, w, size = g.net, len(g.q), g.net.wide[0], g.size[0]
     part = N//t*w
-    add_times(g.G, 0, g.v[0] - 1, g.G, 0, size) # becomes the first layer's step
-    for k in range(1, t): add_times(g.G, 0, g.v[k], g.G, k*size, size)
+    for c in range(0, size, 2048):
+        n = min(2048, size - c)
+        add_times(g.G, c, g.v[0] - 1, g.G, c, n) # becomes the first layer's step
+        for k in range(1, t): add_times(g.G, c, g.v[k], g.G, k*size + c, n)
     if g.few: add_times(g.H, 0, 1, g.G, 0, size)
     else: add_products(g.H, 0, N, g.G, 0, size//w, w, g.rows.ptr, g.rows.idx, g.rows.val, 0)
     for k in range(t):
-        add_times(g.moved, k*part, g.v[k], g.work.h, k*part, part)
+        add_times(g.moved, k*part, g.v[k], g.h, k*part, part)
         for l in range(1, len(net.W)):
             add_times(net.theta, net.W[l], g.v[k], g.G, g.at[l] + k*g.size[l], g.size[l])
 
 @compiled
 def gem_now(g, i, batch):
     "The step on the batch that begins with sample `i`."
-    net, work, w, N, n = g.net, g.work, g.net.wide[0], len(g.y) - batch, len(g.labels)
+    net, w, N, n = g.net, g.net.wide[0], len(g.y) - batch, len(g.labels)
     for b in range(min(batch, n - i)):
         k = (i + b)*(N + n)
-        add_outer(g.H, 0, w, g.every, g.K, k, k + N, work.h, (N + b)*w, g.moved, (N + i + b)*w,
+        add_outer(g.H, 0, w, g.every, g.K, k, k + N, g.h, (N + b)*w, g.moved, (N + i + b)*w,
                   False, g.H, 0)
         for l in range(1, len(net.W)):
-            gem_outer(g, l, N + b, True, net.theta, net.W[l], 0)
-            for c in range(0, net.rows[l], BLOCK):
-                gem_outer(g, l, N + b, False, net.theta, net.W[l], c)
+            W, e, v = net.W[l], row_at(net, g, l, N + b), net.wide[l]
+            matmul(net.theta, W, net.rows[l], net.theta, W, v, g.act, row_at(net, g, l-1, N + b),
+                   1, 1, g.h, e, 1, v)
+            add_times(net.theta, net.b[l], 1, g.h, e, v)
 
 # %% ../nbs/15_compiled.ipynb #c45
 @compiled
@@ -414,17 +408,16 @@ def make_past(
 )->Past: # what it does not know yet is None
     "What is the same all task long."
     N, few, x, M = len(x), len(x) <= FEW*(x != 0).sum()/len(x), with_one(x), len(x) + batch
-    split, dtype = lambda a: np.split(a.numpy(), t, 1), net.theta.dtype
-    columns = blocks(split(x.mT))
-    near = blocks(split(x @ x.mT)) if few else columns
+    lists, zeros = blocks([x.numpy()]), lambda n: aligned(n, dtype=net.theta.dtype)
+    columns = blocks(np.split(x.mT.numpy(), t, 1))
+    near = (x @ x.mT if few else x[:0]).numpy().ravel()
     size = (net.rows + 1)*net.wide
     if few: size[0] = N*net.wide[0]
-    at, lists = (np.concatenate([[0], np.cumsum(n)]) for n in (t*size, M*-(-net.rows//BLOCK)))
-    first = lists - lists[1] # the first layer has none
-    G, rows = aligned(at[-1] + max(net.wide), dtype=dtype), blocks([x.numpy()])
-    ptr, P, (q, v) = np.zeros(lists[-1] + 2, np.int64), np.zeros((t, t)), np.zeros((2, t))
-    g = Past(rows, columns, bool(few), near, G, at, size, ptr, first, P, q, v,
-             np.zeros(M, np.int64), np.zeros(M, dtype), None, make_signals(M, net), *[None]*6)
+    at, row = (np.concatenate([[0], np.cumsum(n)]) for n in (t*size, M*net.wide))
+    G, h, act, turned = map(zeros, (at[-1] + max(net.wide), row[-1], row[-1], max(net.wide)**2))
+    P, (q, v) = np.zeros((t, t)), np.zeros((2, t))
+    g = Past(lists, columns, bool(few), near, G, at, size, h, act, row, turned, P, q, v,
+             np.zeros(M, np.int64), np.zeros(M, net.theta.dtype), *[None]*7)
     g.y[:N], g.w[:N] = y, w
     return g
 

@@ -285,9 +285,10 @@ def sweep(
     "Remove what processes of this machine have left that are gone, and half files of yesterday."
     import psutil
     for p in Path(folder).glob(f'{escape(start)}[0-9]*'):
-        if psutil.pid_exists(int(re.match(r'\d+', p.name[len(start):])[0])): continue
-        if p.is_dir(): shutil.rmtree(p, ignore_errors=True)
-        else: p.unlink(missing_ok=True)
+        with suppress(psutil.NoSuchProcess, FileNotFoundError): # its number may be another's by now
+            q = psutil.Process(int(re.match(r'\d+', p.name[len(start):])[0]))
+            if q.status() != 'zombie' and q.create_time() < p.stat().st_mtime + 300: continue
+        shutil.rmtree(p, ignore_errors=True) if p.is_dir() else p.unlink(missing_ok=True)
     for p in Path(folder).glob('.*.tmp'):
         with suppress(OSError): time.time() - p.stat().st_mtime > 86_400 and p.unlink()
 

@@ -92,11 +92,12 @@ def step(self:NaiveVAE, parts:list)->Tensor: # loss of the first part, `[R]`
 @patch
 def observe(self:NaiveVAE, block:Block)->Tensor: # loss of the last step, `[R]`
     "Pass over the block `epochs` times, in an order of its own every time."
-    i = 0
-    for _ in range(self.settings.epochs):
+    i, n = 0, self.settings.epochs
+    for e in range(n):
         for at in self.order.permutation(len(block)).split(self.settings.batch, 1):
             last = self.step(self.parts(block.take(at).x, block.task, i))
             i += 1
+        self.progress((e + 1)/n)
     return last
 
 # %% ../nbs/19_generative.ipynb #c12
@@ -263,11 +264,12 @@ def observe(self:JointVAE, block:Block)->Tensor|None:
     s, (stream,) = self.settings, self.stream
     data = [stream.train(t) for t in range(stream.T)]
     tasks = [Block(stream.float(x), y, t) for t, (x, y) in enumerate(data)]
-    for _ in range(s.epochs):
+    for e in range(s.epochs):
         turns = [self.order.permutation(len(b)).split(s.batch, 1) for b in tasks]
         for i in range(max(map(len, turns))):
             for b, at in zip(tasks, turns):
                 if i < len(at): last = self.step([self.with_noise(b.take(at[i]).x, b.task)])
+        self.progress((e + 1)/s.epochs)
     self.learnt.fill_(True)
     return last
 
@@ -356,7 +358,7 @@ def observe(self:BiCLVAE, block:Block):
     "Lines 6 to 20: passes over the block, then it enters the memory."
     s, (lam, w), t, i = self.settings, self.theta, block.task, 0
     past = shelves(self.M, t)
-    for _ in range(s.epochs):
+    for e in range(s.epochs):
         self.pass_level.mark(lam.values(), w.values())                                # line 6
         tr, val = self.sides(len(block))                                              # lines 7, 8
         for at in zip(tr.unbind(1), val.unbind(1)):                                   # line 9
@@ -366,6 +368,7 @@ def observe(self:BiCLVAE, block:Block):
             self.round(pairs)                                                         # 10 to 17
             i += 1
         self.pass_level.pull(lam.values(), w.values())                                # 19, 20
+        self.progress((e + 1)/s.epochs)
     self.M.add(block)                                                                 # line 18
 
 # %% ../nbs/19_generative.ipynb #c43

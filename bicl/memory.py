@@ -256,40 +256,58 @@ def of_task(self:Ring,
 
 # %% ../nbs/03_memory.ipynb #c48
 def k_center(
-    dist:Tensor, # distances between the candidates, or their squares, `[R, N, N]`
+    dist:Tensor, # distances between the candidates, or their squares, `[R, S, S]`
     k:int, # centres to choose, at most N
     first:Tensor, # the first centre of each replica, `[R]`
-)->Tensor: # positions of the centres in order of choice, `[R, k]`
+    at:Tensor|None=None, # rows and columns of the N candidates in `dist`, `[R, N]`; None: all
+)->Tensor: # numbers of the centres among the candidates, in order of choice, `[R, k]`
     "Choose, again and again, the candidate farthest from all centres (Gonzalez, 1985)."
-    at = torch.arange(len(dist), device=dist.device)
-    far, chosen = torch.full_like(dist[:, 0], torch.inf), [first]
+    R, S, _ = dist.shape
+    if at is None: at = torch.arange(S, device=dist.device).expand(R, S)
+    rows, row = dist.reshape(R*S, S), at + torch.arange(0, R*S, S, device=dist.device)[:, None]
+    far, chosen = torch.full_like(at, torch.inf, dtype=dist.dtype), [first[:, None]]
     for _ in range(k - 1):
-        c = chosen[-1]
-        far = torch.minimum(far, dist[at, c])
-        far[at, c] = -torch.inf # never twice
-        chosen.append(far.argmax(1))
-    return torch.stack(chosen, 1)
+        near = rows.index_select(0, row.gather(1, chosen[-1])[:, 0]).gather(1, at)
+        torch.minimum(far, near, out=far).scatter_(1, chosen[-1], -torch.inf) # never twice
+        chosen.append(far.argmax(1, keepdim=True))
+    return torch.cat(chosen, 1)
 
 # %% ../nbs/03_memory.ipynb #c52
 class KCenter(Memory):
     "Keeps the samples that cover all samples best: k-center by greedy choice."
     def __init__(self, capacity, rng, d, dtype=torch.float32, **kept): # as in `Memory`
         super().__init__(capacity, rng, d, dtype, **kept)
-        shape = len(rng.seeds), self.capacity, self.capacity
-        self.register_buffer('dist', torch.zeros(shape, dtype=dtype, device=rng.key.device))
+        R, n, k = len(rng.seeds), self.capacity, dict(device=rng.key.device)
+        self.register_buffer('pairs', torch.zeros(R, n, n, dtype=dtype, **k), persistent=False)
+        self.register_buffer('at', torch.arange(n, **k).repeat(R, 1), persistent=False) # in `pairs`
 
-    def distances(self, new:Tensor)->Tensor: # squares, `[R, n + B, n + B]`
-        "Between the samples held and those that arrive, `[R, B, …]` as stored."
-        R, n, B = len(new), len(self), new.shape[1]
-        out = self.dist.new_empty(R, n + B, n + B)
-        for r in range(R):
-            v = decode(new[r], self.dtype).flatten(1)
-            x = torch.cat([decode(self.raw[r, :n], self.dtype).flatten(1), v])
-            sq = x.square().sum(1)
-            out[r, :n, :n] = self.dist[r, :n, :n]
-            out[r, n:] = torch.addmm(sq, v, x.T, alpha=-2) + sq[n:, None]
-            out[r, :n, n:] = out[r, n:, :n].T
-        return out
+    @property
+    def dist(self): return gather(gather(self.pairs, self.at).mT, self.at).mT # squares, [R, n, n]
+
+    def get_extra_state(self): return self.dist
+    def set_extra_state(self, dist):
+        n = self.capacity
+        self.pairs[:, :n, :n] = dist
+        self.at[:] = torch.arange(n, device=self.at.device)
+
+# %% ../nbs/03_memory.ipynb #kc52a
+@patch
+def arrive(self:KCenter,
+    new:Tensor, # samples as stored, `[R, B, …]`
+)->Tensor: # rows and columns of `pairs` for the samples held and for these, `[R, n + B]`
+    "Distances of arriving samples, at places that are free."
+    (R, S, _), n, B, held = self.pairs.shape, len(self), new.shape[1], self.at[:, :len(self)]
+    if (more := n + B - S) > 0: self.pairs = nn.functional.pad(self.pairs, (0, more, 0, more))
+    taken = held.new_zeros(R, max(S, n + B)).scatter_(1, held, 1)
+    at = torch.cat([held, taken.argsort(dim=1, stable=True)[:, :B]], 1)
+    for pairs, a, v, old in zip(self.pairs, at, new, self.raw):
+        v = decode(v, self.dtype).flatten(1)
+        x = torch.cat([decode(old[:n], self.dtype).flatten(1), v])
+        sq = x.square().sum(1)
+        dist = torch.addmm(sq, v, x.T, alpha=-2) + sq[n:, None]
+        pairs[a[n:, None], a] = dist
+        pairs[a[:n, None], a[n:]] = dist[:, :n].T
+    return at
 
 # %% ../nbs/03_memory.ipynb #c53
 @patch
@@ -300,13 +318,12 @@ def add(self:KCenter,
 ):
     "Choose anew among the samples held and those of `block`."
     n, B, new = len(self), block.y.shape[1], self._incoming(block, fields)
-    dist = self.distances(new[0])
-    new = [torch.cat([old[:, :n], v], 1) for old, v in zip(self.kept, new)]
+    at = self.arrive(new[0])
+    new = [*(torch.cat([old[:, :n], v], 1) for old, v in zip(self.kept, new)), at]
     if n + B > self.capacity:
-        idx = k_center(dist, self.capacity, self.slots.integers(n or B, 1)[:, 0])
-        new, dist = [gather(v, idx) for v in new], gather(gather(dist, idx).mT, idx)
-    for old, v in zip(self.kept, new): old[:, :v.shape[1]] = v
-    self.dist[:, :dist.shape[1], :dist.shape[1]] = dist
+        idx = k_center(self.pairs, self.capacity, self.slots.integers(n or B, 1)[:, 0], at)
+        new = [gather(v, idx) for v in new]
+    for old, v in zip((*self.kept, self.at), new): old[:, :v.shape[1]] = v
     self._arrived(B)
 
 # %% ../nbs/03_memory.ipynb #c66

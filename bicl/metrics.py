@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER', 'COLLAPSE', 'COLLAPSED', 'LEVEL', 'BOUND', 'TEST', 'TIED', 'UNSEEN', 'DIFFERENCE_RULE',
            'PAPER_RUNS', 'PAPER', 'MARGIN', 'REACH', 'RULE', 'VERDICTS', 'as_matrix', 'BTI', 'FWT', 'forgetting',
-           'metrics', 'matrices', 'accuracies', 'costs', 'interval', 'collapsed', 'summary', 'paired_p', 'holm',
-           'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel', 'paper_table',
-           'like_paper', 'paper_interval', 'apart', 'verdict']
+           'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'summary', 'paired_p',
+           'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel',
+           'paper_table', 'like_paper', 'paper_interval', 'apart', 'verdict']
 
 # %% ../nbs/20_metrics.ipynb #c2
 import json
@@ -84,6 +84,18 @@ def accuracies(rows:pd.DataFrame)->pd.DataFrame: # index: seed; one column per m
     "RA, LA and their relatives for every seed of one run."
     seeds, a = matrices(rows)
     return pd.DataFrame(metrics(a), seeds)
+
+# %% ../nbs/20_metrics.ipynb #n2
+def likelihoods(run:pd.DataFrame)->pd.DataFrame: # index: seed; one column per measure, in nats
+    "What each seed of a generative run has learnt, kept and lost."
+    wide = run.pivot(index='seed', columns=['metric', 'task_trained', 'task_tested'], values='value')
+    ll, T = wide['test-LL'], run.task_trained.max()
+    first, last = pd.DataFrame({i: ll[i, i] for i in range(1, T + 1)}), ll[T]
+    change = last - first
+    early, later = change.iloc[:, :2], change.iloc[:, :-1]
+    return pd.DataFrame(dict(LA=first.mean(axis=1), RA=last.mean(axis=1), BTI=-change.mean(axis=1),
+        early=early.mean(axis=1), first=early.min(axis=1), worst=later.min(axis=1),
+        agreement=wide['agreement'][T].mean(axis=1)))
 
 # %% ../nbs/20_metrics.ipynb #k2
 def costs(rows:pd.DataFrame)->pd.DataFrame: # stamp, held (memory and block), gradients

@@ -9,7 +9,7 @@ __all__ = ['OWN', 'LONGEST', 'SHOWN', 'WARM', 'CALM', 'ALONE', 'Outcome', 'compa
 
 # %% ../nbs/22_runner.ipynb #c2
 import asyncio, io, json, os, re, select, shlex, signal, socket, subprocess, sys, threading, time
-import warnings
+import ctypes, warnings
 from base64 import b64decode, b64encode
 from collections import Counter, deque
 from collections.abc import Callable
@@ -145,8 +145,9 @@ WARM = ('ipykernel.kernelapp ipykernel.debugger matplotlib.backends.backend_agg 
 CALM = dict(OPENBLAS_NUM_THREADS='1', JE_ARROW_MALLOC_CONF='background_thread:false')
 ALONE = '--InteractiveShellApp.ignore_cwd=True' # nothing is imported from the current folder
 
-def _become_kernel(argv:list, env:dict, cwd:str, log:str):
-    "Make a kernel of this process, which was forked for it."
+def _become_kernel(server:int, argv:list, env:dict, cwd:str, log:str):
+    "Make a kernel of this process, which was forked for it and ends with its parent (PDEATHSIG)."
+    if ctypes.CDLL(None).prctl(1, signal.SIGKILL) or os.getppid() != server: os._exit(1)
     from ipykernel.kernelapp import IPKernelApp
     os.setsid() # signals to the kernel and its children are for nobody else
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -157,15 +158,16 @@ def _become_kernel(argv:list, env:dict, cwd:str, log:str):
     os.chdir(cwd)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    IPKernelApp.launch_instance(argv=[*argv, f'--IPKernelApp.parent_handle={os.getppid()}'])
+    IPKernelApp.launch_instance(argv=[*argv, f'--IPKernelApp.parent_handle={server}'])
     os._exit(0)
 
-def serve():
-    "The life of a process that forks kernels: until its standard input ends."
+def serve(runner:int):
+    "The life of a process that forks kernels: until its standard input ends, or the runner has."
     os.environ['MPLBACKEND'] = 'module://matplotlib_inline.backend_inline' # whatever the shell has
     for name in WARM: __import__(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN) # kernels that have ended vanish by themselves
     for line in sys.stdin:
+        if os.getppid() != runner: break # killed while we imported: nobody wants that kernel
         if not (pid := os.fork()): _become_kernel(**json.loads(line))
         print(pid, flush=True)
     for p in psutil.Process().children(recursive=True):
@@ -192,7 +194,7 @@ class Kernels:
         if sys.platform == 'linux': self.start()
 
     def start(self):
-        call = [sys.executable, '-P', '-c', 'import bicl.runner as r; r.serve()']
+        call = [sys.executable, '-P', '-c', f'import bicl.runner as r; r.serve({os.getpid()})']
         with open(self.log, 'ab') as log: self.proc = subprocess.Popen(call, text=True, stderr=log,
             env=os.environ | self.env | CALM, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True)
@@ -202,7 +204,7 @@ class Kernels:
         with self.lock, suppress(OSError, ValueError, psutil.NoSuchProcess):
             if self.closed or not self.proc: return None
             if self.proc.poll() is not None: self.start() # it was killed
-            print(json.dumps(kernel), file=self.proc.stdin, flush=True)
+            print(json.dumps(kernel | dict(server=self.proc.pid)), file=self.proc.stdin, flush=True)
             if not select.select([self.proc.stdout], [], [], 300)[0]: return self.proc.kill()
             return Forked(int(self.proc.stdout.readline()))
 

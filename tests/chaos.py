@@ -76,11 +76,15 @@ def arm(aim, mark):
 if 'CHAOS_AIM' in os.environ: arm(os.environ['CHAOS_AIM'], os.environ['CHAOS_MARK'])
 
 
-# ---- processes
+# ---- processes: whatever we have started, and whatever that has started, carries our sign; nobody else is touched
+
+SIGN = f'{os.getpid()}-{time.time_ns()}'
+
 
 def environment(**more):
     path = os.pathsep.join([str(HERE), os.environ.get('PYTHONPATH', '')]).rstrip(os.pathsep)
-    return os.environ | dict(PYTHONPATH=path, BICL_PLUGINS='toys', OMP_NUM_THREADS='1', MPLBACKEND='agg') | more
+    own = dict(PYTHONPATH=path, BICL_PLUGINS='toys', OMP_NUM_THREADS='1', MPLBACKEND='agg', CHAOS_SIGN=SIGN)
+    return os.environ | own | more
 
 
 def start(grid, out, *more, code=RUN, name='bicl_run', before=None, **env):
@@ -109,10 +113,17 @@ def until(condition, seconds=600):
         time.sleep(.05)
 
 
+def ours(p, sign=SIGN):
+    "Does this process carry our sign? The system remembers with which environment it was started."
+    with suppress(psutil.Error): return p.environ().get('CHAOS_SIGN', '').startswith(sign)
+    return False
+
+
 def family(proc):
     "All processes that a runner has started, and theirs."
-    try: return psutil.Process(proc.pid).children(recursive=True)
-    except psutil.NoSuchProcess: return []
+    if proc.poll() is not None: return [] # its number may be somebody else's by now
+    with suppress(psutil.NoSuchProcess): return psutil.Process(proc.pid).children(recursive=True)
+    return []
 
 
 def alive(p):
@@ -128,18 +139,18 @@ def gone(processes, seconds=90):
 
 def roles(proc):
     "The processes of a runner by what they do."
-    try: servers = psutil.Process(proc.pid).children()
-    except psutil.NoSuchProcess: return {}
-    kernels = []
+    if proc.poll() is not None: return {}
+    servers, kernels, own = [], [], psutil.Process(proc.pid)
+    with suppress(psutil.NoSuchProcess): servers = own.children()
     for s in servers:
         with suppress(psutil.NoSuchProcess): kernels += s.children()
-    own = [psutil.Process(proc.pid)] if proc.poll() is None else []
-    return dict(runner=own, server=servers, kernel=kernels, everybody=[*kernels, *servers, *own])
+    return dict(runner=[own], server=servers, kernel=kernels, everybody=[*kernels, *servers, own])
 
 
 def signal_all(processes, how=signal.SIGKILL):
+    "Only to those that are ours; and psutil sees to it that a number still means the same process."
     for p in processes:
-        with suppress(psutil.NoSuchProcess): p.send_signal(how)
+        with suppress(psutil.NoSuchProcess): ours(p) and p.send_signal(how)
 
 
 # ---- what must be there
@@ -208,17 +219,18 @@ class Round:
         self.here = Path(here or tempfile.mkdtemp(prefix='c', dir=grid.parent))
         self.out, self.tmp = self.here/'out', self.here/'t'
         self.tmp.mkdir(exist_ok=True)
-        self.procs, self.known, self.finished, self.said = [], [], {}, []
+        self.sign = f'{SIGN}-{time.time_ns()}-' # of this round
+        self.env = dict(TMPDIR=str(self.tmp), CHAOS_SIGN=self.sign)
+        self.procs, self.finished, self.said, self.left = [], {}, [], []
 
     def start(self, n=1, *more, **how):
         "Start runners, and wait until they have something to be done to, or have ended."
-        new = [start(self.grid, self.out, '--jobs', '2', *more, TMPDIR=str(self.tmp), **how) for _ in range(n)]
+        new = [start(self.grid, self.out, '--jobs', '2', *more, **self.env, **how) for _ in range(n)]
         self.procs += new
         return new
 
     def look(self):
-        "Remember processes, and notice rows that were there and are not, or were made again."
-        for p in self.procs: self.known += [c for c in family(p) if c not in self.known]
+        "Notice rows that were there and are not, or were made again."
         now = done(self.out)
         for name, when in self.finished.items():
             if name not in now: self.tally.rows_lost += 1
@@ -245,20 +257,27 @@ class Round:
         some = self.dice.choice(there)
         return some if role == 'everybody' else [self.dice.choice(some)]
 
+    def bury(self, staying=()):
+        "All runners have ended: whoever else is ours, but for these and theirs, follows soon, or is an orphan."
+        stay = {p.pid for q in staying for p in (q, *family(q))}
+        left = gone([p for p in psutil.process_iter() if ours(p, self.sign) and p.pid not in stay])
+        self.tally.orphans += len(left)
+        self.said.append(f'orphans: {left}' * bool(left))
+        signal_all(left)
+
     @property
     def complete(self): return len(self.finished) == len(self.expected['jobs'])
 
-    def end(self, *more, **how):
+    def end(self, *more, staying=(), **how):
         "What is still running may end, or is ended; then an undisturbed runner does the rest. The books are closed."
-        for p in self.procs: self.said.append(wait(p, 300))
+        for p in self.procs: self.said.append(wait(p))
         self.look()
-        left = gone(self.known, 30)
-        self.tally.orphans += len(left)
-        signal_all(left)
+        self.bury(staying)
         last, = self.start(1, *more, **how)
-        self.said.append(wait(last, 300))
+        self.said.append(wait(last))
         self.look()
         assert last.returncode == 0, self.said[-1]
+        self.bury(staying)
         self.close_books()
         return self.tally
 
@@ -291,7 +310,10 @@ def expect(grid, folder):
 
 # ---- what is done to them
 
-def storm(r, hits, runners=1, what=('kernel', 'kernel', 'server', 'runner', 'everybody'), how=(signal.SIGKILL,)):
+ROLES = (*['kernel']*5, 'server', 'server', 'runner', 'everybody') # a kernel is there again at once, a runner is not
+
+
+def storm(r, hits, runners=1, what=ROLES, how=(signal.SIGKILL,)):
     "Random moments: one process after the other, and the next runner when all have ended."
     count = 0
     while count < hits and not r.complete:
@@ -305,13 +327,14 @@ def storm(r, hits, runners=1, what=('kernel', 'kernel', 'server', 'runner', 'eve
     return r.end()
 
 
-def aimed(r, *aims):
-    "The worst moments, each once, in whoever comes to them."
-    for i, aim in enumerate(aims):
-        mark = r.here/f'mark{i}'
-        proc, = r.start(1, CHAOS_AIM=aim, CHAOS_MARK=str(mark))
-        until(lambda proc=proc: r.look() or proc.poll() is not None, 300)
-        r.tally.kills += mark.exists()
+def aimed(r, **aims):
+    "The worst moments, each once, in whoever comes to them; a method for each, so that there is something to do."
+    for method, aim in aims.items():
+        mark = r.here/f'mark-{method}'
+        proc, = r.start(1, '--only', method, CHAOS_AIM=aim, CHAOS_MARK=str(mark))
+        until(lambda proc=proc: r.look() or proc.poll() is not None, 900)
+        assert mark.exists(), wait(proc)
+        r.tally.kills += 1
     return r.end()
 
 
@@ -332,6 +355,7 @@ def limited(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.get
 def full_disk(r, stages=(0, 4, 40, 120, 400)): # kilobytes that are left
     "No room at different stages: for the folder, the checkpoint, the rows, the notebook."
     with small_disk(r.out, '8m') as real:
+        assert not real or os.path.ismount(r.out)
         ballast = r.out/'ballast'
         for kb in stages:
             if real: # fill it, but for so much
@@ -339,7 +363,7 @@ def full_disk(r, stages=(0, 4, 40, 120, 400)): # kilobytes that are left
                     while True: f.write(bytes(4096))
                 with suppress(OSError): os.truncate(ballast, max(0, ballast.stat().st_size - 1024*kb))
             proc, = r.start(1, **{} if real else dict(before=partial(limited, 1024*kb)))
-            said = wait(proc, 300)
+            said = wait(proc)
             r.said.append(said)
             r.tally.kills += 1
             r.look()
@@ -362,7 +386,7 @@ def cluster(r, address, what):
                 worker=['dask_worker', address, '--nthreads', '1', '--no-nanny', '--no-dashboard',
                         '--local-directory', str(r.here/'dask'), '--death-timeout', '20'])[what]
     return subprocess.Popen([sys.executable, '-m', f'distributed.cli.{name[0]}', *name[1:]], text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(TMPDIR=str(r.tmp)))
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(**r.env))
 
 
 def dask(r, hits, what=('worker', 'worker', 'scheduler')):
@@ -377,26 +401,27 @@ def dask(r, hits, what=('worker', 'worker', 'scheduler')):
             role = r.dice.choice(what)
             time.sleep(r.dice.uniform(4, 12))
             victim = own['scheduler'] if role == 'scheduler' else r.dice.choice(workers)
-            r.known += family(victim)
             r.tally.kills += victim.poll() is None
             victim.kill()
             victim.wait()
             r.look()
             if role == 'scheduler':
-                for p in r.procs: r.said.append(wait(p, 300)) # it says that the scheduler is gone
+                for p in r.procs: r.said.append(wait(p)) # it says that the scheduler is gone
                 for w in workers: # they end by themselves, unless a run keeps them
                     with suppress(subprocess.TimeoutExpired): w.wait(30)
                     w.kill()
                     w.wait()
                 own['scheduler'] = cluster(r, address, 'scheduler')
             workers = [cluster(r, address, 'worker') if w.poll() is not None else w for w in workers]
-        for p in r.procs: r.said.append(wait(p, 300))
+        for p in r.procs: r.said.append(wait(p))
         r.procs.clear()
-        return r.end(*how)
+        r.end(*how, staying=[*workers, own['scheduler']])
     finally:
         for p in [*workers, own['scheduler']]:
             p.kill()
             p.wait()
+    r.bury()
+    return r.tally
 
 
 def report(r, hits):
@@ -408,10 +433,10 @@ def report(r, hits):
     for n, b in old.items(): (r.out/n).write_bytes(b)
     for i in range(hits):
         aim = dict(CHAOS_AIM=r.dice.choice(['.tex', '.md', '.svg']), CHAOS_MARK=str(r.here/f'mark{i}')) if i % 2 else {}
-        proc = start(r.grid, r.out, TMPDIR=str(r.tmp), **more, **aim)
+        proc = start(r.grid, r.out, **r.env, **more, **aim)
         r.procs.append(proc)
         time.sleep(0 if aim else r.dice.uniform(2, 15))
-        if aim: until(lambda proc=proc: r.look() or proc.poll() is not None, 300)
+        if aim: until(lambda proc=proc: r.look() or proc.poll() is not None, 900)
         r.look()
         r.tally.kills += proc.poll() is None or bool(aim)
         signal_all([*family(proc), *roles(proc).get('runner', [])])
@@ -420,25 +445,24 @@ def report(r, hits):
         new = [n for n in names if there[n] != old[n]]
         r.tally.tables_differ += len(new) not in (0, len(names))
         if new: old = there
-    last = start(r.grid, r.out, TMPDIR=str(r.tmp), **more)
+    last = start(r.grid, r.out, **r.env, **more)
     said = wait(last)
     assert last.returncode == 0, said
     made = {n: (r.out/n).read_bytes() for n in r.expected['tables']}
     r.tally.tables_differ += made != r.expected['tables']
-    r.tally.orphans += len(left := gone(r.known, 30))
-    signal_all(left)
+    r.bury()
     r.close_books()
     return r.tally
 
 
 STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PLAN = { # what is done in a round: (how many hits, function of a round)
-    'random moments, one runner': lambda r: storm(r, 12),
-    'aimed: rows without a notebook, half a file': lambda r: aimed(r, 'rows', '.parquet', '.safetensors', '.ipynb'),
-    'random moments, two runners': lambda r: storm(r, 12, 2),
+    'random moments, one runner': lambda r: storm(r, 20),
+    'aimed: rows without a notebook, half a file': lambda r: aimed(r, Online='rows', ER='.parquet', MER='.safetensors', BiCL='.ipynb', GEM='.json'),
+    'random moments, two runners': lambda r: storm(r, 20, 2),
     'SIGINT, SIGTERM, SIGHUP': lambda r: storm(r, 5, 1, ('runner',), STOPS),
     'stopped for some seconds': lambda r: storm(r, 8, 1, ('kernel', 'server', 'runner'), (signal.SIGSTOP,)),
-    'random moments, three runners': lambda r: storm(r, 12, 3),
+    'random moments, three runners': lambda r: storm(r, 20, 3),
     'full disk': full_disk,
     'dask: worker, scheduler': lambda r: dask(r, 5),
     'report': lambda r: report(r, 4)}
@@ -456,21 +480,23 @@ def main():
     p.add_argument('--seed', type=int, default=time.time_ns() % 10**6, help='of the dice')
     p.add_argument('--only', default='', help='only what contains this word')
     p.add_argument('--table', default=str(ROOT/'reports'/'chaos.csv'), help='where to write')
+    p.add_argument('--more', action='store_true', help='add to what is in the table')
     a = p.parse_args()
     dice, began = random.Random(a.seed), time.monotonic()
-    tallies = {name: Tally(name) for name in PLAN if a.only in name}
-    print(f'seed {a.seed}')
+    before = pd.read_csv(a.table).set_index('fault', drop=False).to_dict('index') if a.more and Path(a.table).exists() else {}
+    tallies = {name: Tally(**before.get(name, dict(fault=name))) for name in PLAN}
+    print(f'seed {a.seed}', flush=True)
     with tempfile.TemporaryDirectory(prefix='chaos') as d:
         (grid := Path(d)/'chaos_grid.yaml').write_text(GRID)
         sys.path.insert(0, str(HERE))
         expected = expect(grid, d)
         while True:
-            for name in tallies:
+            for name in (n for n in tallies if a.only in n):
                 t, r = time.monotonic(), Round(name, grid, dice, expected)
                 tally = PLAN[name](r)
                 tally.seconds = time.monotonic() - t
                 tallies[name] += tally
-                print(f'{time.monotonic() - began:6.0f} s  {name}: {tally}', *(r.left if tally.litter else ()), flush=True)
+                print(f'{time.monotonic() - began:6.0f} s  {name}: {tally}', *r.left, flush=True)
                 save(tallies.values(), a.table)
                 if tally.bad: print(*r.said, sep='\n---\n')
                 elif not tally.bad: shutil.rmtree(r.here, ignore_errors=True)

@@ -1,8 +1,16 @@
 """What a user gets when something goes wrong: a line that says what, why and what to do, and nothing half done."""
 import errno
+import io
+import json
+import multiprocessing
 import os
+import pickle
+import re
 import resource
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -13,17 +21,23 @@ import chaos
 import nbformat
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
+import torch
 import toys
+from torch.utils.flop_counter import FlopCounterMode
 
 import bicl.core
 import bicl.figures
 import bicl.runner
+from bicl.checkpoint import load_checkpoint
 from bicl.commands import Board, bicl_report, bicl_run
-from bicl.core import atomic, claim, in_words
+from bicl.core import Rng, atomic, claim, in_words, parse_yaml, sweep
 from bicl.jobs import Job, ResultError, load_grid, read_result, result_path, scratch, write_result
 from bicl.learner import METHODS, register_method
+from bicl.memory import KCenter
 from bicl.runner import Dask, Kernels, Outcome, execute, run_jobs, tell, what_happened
+from bicl.streams import BENCHMARKS, Block
 from bicl.tables import collect, write_tables
 
 JOB = Job('toy', 'Plain', seeds=(100,), device='cpu')
@@ -73,6 +87,20 @@ def test_tables_on_a_full_disk_are_all_old(tmp_path, small_files):
     assert not list(out.glob('.*'))
 
 
+def test_names_are_text_in_every_table(tmp_path, monkeypatch):
+    "A title, a method and a benchmark that would like to be a script, a column, a link or a command."
+    evil = r'<script>x</script> | [a](b) \input{c} my_d $e$ `f` %'
+    for table, name in ((METHODS, 'Toy'), (BENCHMARKS, 'toy')): monkeypatch.setitem(table, name, replace(table[name], label=evil))
+    (grid := tmp_path/'g.yaml').write_text(f"title: '{evil}'\nplugins: [toys]\nseeds: [1, 2]\nbenchmark: toy\nruns: [{{method: [Toy, Plain]}}]")
+    for job in load_grid(grid).jobs: toys.fake(job, tmp_path/'out')
+    write_tables(collect(load_grid(grid), tmp_path/'out'), tmp_path/'there', 'table')
+    md, tex = ((tmp_path/'there'/f'table.{s}').read_text() for s in ('md', 'tex'))
+    assert md.count('&lt;script&gt;') >= 3 and '<script' not in md and '](b)' not in md.replace('\\]', '')
+    lines = [len(re.findall(r'(?<!\\)\|', line)) for line in md.splitlines() if line.startswith('|')]
+    assert len(set(lines)) == 1 # no bar of theirs has made a column
+    assert tex.count('textbackslash{}input') >= 2 and '\\input' not in tex and 'my\\_d' in tex and 'my_d' not in tex
+
+
 def test_a_report_is_all_or_nothing(tmp_path, monkeypatch, capsys):
     "The page fails half way: tables and figures stay as they were; the next one clears up after one that was killed."
     grid, out = toys.study(tmp_path)
@@ -93,6 +121,22 @@ def test_a_report_is_all_or_nothing(tmp_path, monkeypatch, capsys):
     full = False
     assert bicl_report(grid=str(grid), out=str(out)) == 0
     assert (out/'table.csv').read_text() == 'new' and '.together' not in (out/'grid.md').read_text()
+
+
+class Bomb:
+    def __init__(self, path): self.path = path
+    def __reduce__(self): return open, (self.path, 'w')
+
+
+def test_files_from_outside_are_data(tmp_path):
+    "A checkpoint, a result and a grid that would like to be code are refused, and do nothing."
+    (bad := tmp_path/'bad').write_bytes(pickle.dumps(Bomb(str(tmp_path/'boom'))))
+    with pytest.raises(ValueError, match='bad'): load_checkpoint(bad)
+    with pytest.raises(ResultError, match='bad'): read_result(bad)
+    with pytest.raises(ValueError, match='not valid YAML'): parse_yaml(f'!!python/object/apply:os.mkdir [{tmp_path}/boom]', 'x')
+    assert not (tmp_path/'boom').exists()
+    code = '\n'.join(p.read_text() for p in (chaos.ROOT/'bicl').glob('*.py'))
+    assert not re.findall(r'pickle|torch\.load\(|unsafe|full_load|extractall|shell=True', code)
 
 
 def test_a_lock_that_cannot_be_had(tmp_path, monkeypatch, capsys):
@@ -122,6 +166,18 @@ def test_litter_of_killed_processes_is_swept(tmp_path, monkeypatch):
     assert run_jobs([JOB], out).status[0] == 'skipped'
     assert [p.name for p in old if p.exists()] == []
     assert not (tmp_path/f'bicl-{GONE}-abc').exists() and all(p.exists() for p in litter(os.getpid()))
+
+
+def test_litter_of_a_number_that_is_somebody_elses_by_now(tmp_path):
+    "Or of one that is dead and not yet counted as such."
+    with subprocess.Popen([sys.executable, '-c', '']) as dead:
+        chaos.until(lambda: not chaos.alive(psutil.Process(dead.pid)), 20)
+        mine, before, zombie = (tmp_path/f'of-{pid}-{i}' for i, pid in enumerate([os.getpid(), os.getpid(), dead.pid]))
+        for p in (mine, before, zombie): p.touch()
+        began = psutil.Process().create_time()
+        os.utime(before, (began - 600,)*2) # when we were not there yet
+        sweep(tmp_path, 'of-')
+        assert [p.name for p in tmp_path.iterdir()] == [mine.name]
 
 
 # ---- runs
@@ -176,6 +232,17 @@ def test_missing_and_infinite_numbers_of_any_metric_are_refused(tmp_path):
         with pytest.raises(ResultError, match=word): read_result(path)
 
 
+def test_the_cost_of_k_center_grows_like_its_capacity():
+    "Per block: only distances of the samples that arrive are computed. Four times the memory is four times the work."
+    def work(capacity, d=50):
+        m, block = KCenter(capacity, Rng([1]), d), lambda n: Block(Rng([2], str(n)).normal(n, d), torch.zeros(1, n, dtype=torch.int64), 0)
+        m.add(block(capacity))
+        with FlopCounterMode(display=False) as count: m.add(block(10))
+        assert len(m) == capacity
+        return count.get_total_flops()
+    assert 0 < work(200) < 4.2*work(50)
+
+
 @pytest.fixture(scope='module')
 def kernels(tmp_path_factory):
     "A process that forks kernels, started where files are called like libraries."
@@ -196,6 +263,49 @@ def test_nothing_is_imported_from_the_current_folder(kernels):
     proc, kernels.proc = kernels.proc, None
     assert talk(kernels, look) == ['0 quadprog\n']
     kernels.proc = proc
+
+
+def test_nobody_is_served_who_is_gone(monkeypatch):
+    "The runner was killed while its process imported: the kernel that it has asked for would be nobody's, and leave a log."
+    forks, line = [], json.dumps(dict(argv=[], env={}, cwd='', log='')) + '\n'
+    monkeypatch.setattr(os, 'fork', lambda: forks.append(1) or 77)
+    monkeypatch.setattr(signal, 'signal', lambda *a: None)
+    monkeypatch.setattr(bicl.runner, 'WARM', [])
+    monkeypatch.setattr(psutil.Process, 'children', lambda *a, **kw: [])
+    for runner, n in [(os.getppid(), 2), (GONE, 0)]:
+        monkeypatch.setattr(sys, 'stdin', io.StringIO(2*line))
+        forks.clear()
+        bicl.runner.serve(runner)
+        assert len(forks) == n
+
+
+def forks(end, parent):
+    "A process that forks a kernel, of a kind, and tells its number."
+    parent = parent or os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN) # as `serve` does: the dead vanish
+    if not (pid := os.fork()):
+        os.setsid = lambda: time.sleep(99) # what it does next
+        bicl.runner._become_kernel(parent, [], {}, '', '')
+    end.send(pid)
+    time.sleep(99)
+
+
+@pytest.mark.parametrize('parent', [0, GONE], ids=['late', 'early'])
+def test_a_kernel_ends_with_the_process_that_has_forked_it(parent):
+    "At once, however late or early that comes."
+    how = multiprocessing.get_context('fork')
+    here, there = how.Pipe()
+    server = how.Process(target=forks, args=(there, parent))
+    server.start()
+    kernel = psutil.Process(here.recv())
+    if not parent:
+        time.sleep(.5)
+        assert chaos.alive(kernel)
+        server.kill()
+        server.join()
+    assert not chaos.gone([kernel], 20)
+    server.kill()
+    server.join()
 
 
 def test_time_limit(kernels, tmp_path):

@@ -177,6 +177,17 @@ def test_a_bar_moves_within_a_block_and_changes_nothing(name, kind, stream):
     for k, v in alone.items(): assert torch.equal(v, watched[k]), k
 
 
+@pytest.mark.parametrize('name, settings', [('Joint', dict(hidden=(8, 8), batch=10)), *(
+    (n, dict(hidden=8, latent=2, samples=5, drawn=1, batch=10)) for n in NAMES if 'VAE' in n)])
+def test_passes_over_a_block_are_progress(name, settings, stream):
+    "Who passes over a block several times says so after each; Joint, and the joint generator, in the first block only."
+    s = stream if name == 'Joint' else make_stream('mnist-classes', seeds=[100], tasks=2, per_task=20)
+    if name != 'Joint': s.held = [h[:, :2] for h in s.held]
+    fit(make_learner(name, s, preset=False, epochs=3, **settings), s, block=20, test='new', progress=False, callbacks=[watcher := Watcher()])
+    assert watcher.shares and watcher.shares[-1] == 1 and {1/3, 2/3} <= set(watcher.shares)
+    assert name != 'Joint' or watcher.shares == sorted(watcher.shares)
+
+
 def test_the_bar(stream, monkeypatch):
     "It moves within blocks, never back, and ends where it should."
     class Fake:

@@ -8,16 +8,18 @@ which is True, where a notebook has them. Pages are executed by test_pages.py.
 What a tutorial prints is compared with what is stored in it (`make outputs NB=…` stores it anew): words and
 whole numbers must be the same, and accuracies, which have a decimal point, within `POINTS` percent. On one
 machine they are the same to the last digit; other processors add in another order, and training makes more of
-such differences. Times are not compared.
+such differences. Times are not compared. What the index notebook says is what README.md says.
 """
-import io, json, multiprocessing as mp, re
+import io, json, re
 from contextlib import redirect_stderr
 from pathlib import Path
 
-import nbdev.test, nbformat, papermill, pytest
+import build, nbdev.test, nbformat, papermill, pytest
+from conftest import fresh
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
 from nbdev.test import test_nb as run_notebook
+from nbformat.v4.rwbase import rejoin_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT/'nbs'
@@ -25,11 +27,6 @@ FLAGS = get_config(path=ROOT).tst_flags.split()
 ALL = sorted(nbglob(NBS, as_path=True))
 EXPERIMENTS = [p for p in ALL if p.parent.name == 'experiments']
 CHAPTERS = [p for p in ALL if p.parent.name not in ('experiments', 'pages')]
-
-# Each chapter gets a process of its own, so that none sees what another has registered; they are
-# forked from one that has loaded torch already, which saves some seconds each.
-fresh = mp.get_context('forkserver')
-fresh.set_forkserver_preload(['torch', 'pandas', 'seaborn', 'nbdev.test'])
 
 POINTS = 2.5 # by which accuracies may differ
 
@@ -52,37 +49,50 @@ def differences(old, new):
     return ''
 
 class Shell(nbdev.test.CaptureShell):
-    "Keeps what the cells show."
+    "Keeps what the cells show; figures are drawn once and small, not twice and large as for a reader."
+    def __init__(self, *args, **how):
+        super().__init__(*args, **how)
+        self._run("set_matplotlib_formats('png', bbox_inches=None, dpi=50)")
     def run_all(self, nb, **how):
         Shell.nb = nb
         super().run_all(nb, **how)
 
 def child(path, log):
-    "Run a notebook; leave its traceback in `log` if it fails, and else what its cells have shown."
+    "Run a notebook; leave its traceback in `log` if it fails, and else the outputs of its cells."
     nbdev.test.CaptureShell = Shell # in this process, which does nothing else
     with redirect_stderr(io.StringIO()) as err:
         ok, _ = run_notebook(path, skip_flags=FLAGS, basepath=ROOT)
     if not ok: log.write_text(err.getvalue(), encoding='utf-8')
-    found = {c.id: shown(c.outputs) for c in Shell.nb.cells if c.cell_type == 'code'} if ok else {}
-    log.with_suffix('.json').write_text(json.dumps(found), encoding='utf-8')
+    found = {c.id: c.outputs for c in Shell.nb.cells if c.cell_type == 'code'} if ok else {}
+    log.with_suffix('.json').write_text(json.dumps(found, default=str), encoding='utf-8')
 
 def name(path): return path.relative_to(NBS).with_suffix('').as_posix()
 
 @pytest.mark.parametrize('path', CHAPTERS, ids=name)
 def test_chapter(path, tmp_path):
+    "In a process of its own, so that none sees what another has registered."
     p = fresh.Process(target=child, args=(path, log := tmp_path/'error.txt'))
     p.start()
     p.join()
     if log.exists(): pytest.fail(log.read_text(encoding='utf-8'), pytrace=False)
     assert p.exitcode == 0, f'the process that ran {path.name} died with exit code {p.exitcode}'
-    if path.parent.name == 'tutorials': compare(path, json.loads(log.with_suffix('.json').read_text(encoding='utf-8')))
+    now = json.loads(log.with_suffix('.json').read_text(encoding='utf-8'))
+    if path.parent.name == 'tutorials': compare(path, now)
+    if path.stem == 'index': assert rendered(path, now) == (ROOT/'README.md').read_text(encoding='utf-8'), 'run `make readme`'
 
 def compare(path, now):
     "A tutorial stores what it shows."
     stored = {c.id: shown(c.outputs) for c in nbformat.read(path, 4).cells if c.cell_type == 'code'}
     assert any(stored.values()), f'{path.name} stores nothing: make outputs NB={path.relative_to(ROOT)}'
-    bad = [d for k, v in stored.items() if (d := differences(v, now[k]))]
+    bad = [d for k, v in stored.items() if (d := differences(v, shown(now[k])))]
     assert not bad, f'{path.name} has changed (make outputs NB={path.relative_to(ROOT)}):\n' + '\n'.join(bad)
+
+def rendered(path, now):
+    "What README.md would be with these outputs: its numbers are those in reports/."
+    nb = nbformat.read(path, 4)
+    for c in nb.cells:
+        if c.cell_type == 'code': c.outputs = nbformat.from_dict(now[c.id])
+    return build.render(rejoin_lines(nb))
 
 @pytest.mark.parametrize('old, new, tells', [
     ('BiCL RA 82.0, 3 seeds; trained 9.1 s', 'BiCL RA 84.0, 3 seeds; trained 12.0 s', ''),

@@ -3,19 +3,17 @@
 Children come from a fork server that has torch loaded already, so that a kill costs milliseconds
 and many of them fit into one test. Each child is a process of its own and dies by SIGKILL.
 """
-import multiprocessing as mp, os, random, resource, tempfile, time
+import os, random, resource, tempfile, time
 from pathlib import Path
 
 import pytest, torch
+from conftest import fresh as ctx
 
 import bicl.bilevel # registers BiCL
 from bicl.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from bicl.learner import Learner, Run, evaluate, fit, info_of, make_learner
 from bicl.models import MLP, losses
 from bicl.streams import make_stream
-
-ctx = mp.get_context('forkserver')
-ctx.set_forkserver_preload(['bicl.bilevel', 'bicl.streams', 'tqdm.auto', 'pandas'])
 
 def small(seeds=(100, 101), **kw):
     "Three tasks of real digits, tested on 400 of them."

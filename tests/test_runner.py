@@ -108,19 +108,6 @@ def test_unknown_grid(tmp_path, capsys):
     assert not (tmp_path/'out').exists()
 
 
-@pytest.mark.parametrize('flag, word', [('--help', '--scheduler'), ('--list', 'table1'), ('--seeds=1', 'which grid?')])
-def test_small_questions_are_answered_at_once(tmp_path, flag, word):
-    "Nothing that takes seconds is imported before it is needed."
-    (tmp_path/'bicl_run.py').write_text("""
-import atexit, sys
-from bicl.commands import bicl_run
-atexit.register(lambda: print(sorted({'torch', 'pandas', 'numba', 'numpy'} & set(sys.modules))))
-bicl_run()
-""")
-    done = subprocess.run([sys.executable, str(tmp_path/'bicl_run.py'), flag], capture_output=True, text=True)
-    assert word in done.stdout + done.stderr and done.stdout.endswith('[]\n'), done
-
-
 def test_folder_that_cannot_be_written(tmp_path, capsys, grid):
     (tmp_path/'file').write_text('in the way')
     assert bicl_run(grid=str(grid), out=str(tmp_path/'file'/'out')) == 2

@@ -4,7 +4,8 @@
     python nbs/_site/build.py docs      build _docs/ (warnings are errors)
     python nbs/_site/build.py execute NOTEBOOK …    store fresh outputs in these notebooks
 """
-import json, os, posixpath, re, shutil, subprocess, sys
+import itertools, json, os, posixpath, re, shutil, subprocess, sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def put(path, text, mode='w'):
 
 # ---------------------------------------------------------------------------------- notebooks
 
+def read(path): return nbformat.v4.reads(Path(path).read_text(encoding='utf-8')) # tests say that they are valid
+
 def directives(cell):
     "nbdev's `#|` lines at the top of a cell, such as `export` or `echo: false`."
     lines = re.match(r'(?:#\|.*(?:\n|$))*', cell.source).group().splitlines()
@@ -67,21 +70,23 @@ def is_progress(out):
     return (out.get('name') == 'stderr' or
             any('widget' in k for k in out.get('data', {})))
 
+@cache
 def title(path):
     "The first heading of a notebook."
-    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells if c.cell_type == 'markdown')
+    text = '\n'.join(c.source for c in read(path).cells if c.cell_type == 'markdown')
     found = re.search(r'^# +(.+)$', text, re.M)
     return re.sub(r'[*`$]', '', found[1]).strip() if found else path.stem
 
+@cache
 def said(path):
     "What a notebook is about, in a line: the quotation below its title; mathematics as plain text."
-    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells[:3] if c.cell_type == 'markdown')
+    text = '\n'.join(c.source for c in read(path).cells[:3] if c.cell_type == 'markdown')
     found = re.search(r'^> +(.+(?:\n> +.+)*)$', text, re.M)
     return re.sub(r'\n> +', ' ', found[1]) if found else ''
 
 def module_of(path):
     "The module that a notebook exports, if it does."
-    for c in nbformat.read(path, 4).cells:
+    for c in read(path).cells:
         if m := re.search(r'^#\| *default_exp +(\S+)', c.source, re.M): return m[1]
 
 # ------------------------------------------------------------------------------------- README
@@ -166,6 +171,17 @@ def with_captions(text, folder):
         return f'```{{figure}} {m[2]}\n:alt: {alt}\n\n{m[1]}\n```'
     return re.sub(r'^!\[([^\n]+)\]\(([^)\s]+)\)$', fix, text, flags=re.M)
 
+def aligned(text):
+    "Columns of words start at the left; only numbers end at the right."
+    cut, lines = (lambda line: re.split(r'(?<!\\)\|', line)[1:-1]), text.split('\n')
+    plain = lambda cell: re.sub(r'<[^>]*>|[*_`[(†‡]', '', cell).strip()
+    for i, line in enumerate(lines):
+        if not re.fullmatch(r'\|(?: *:?-+:? *\|)+', line): continue
+        below = [cut(x) for x in itertools.takewhile(lambda x: x.startswith('|'), lines[i + 1:])]
+        words = lambda k: [plain(row[k])[0].isalpha() for row in below if k < len(row) and plain(row[k])]
+        lines[i] = '|' + '|'.join(' :-- ' if sum(w := words(k)) > len(w)/2 else mark for k, mark in enumerate(cut(line))) + '|'
+    return '\n'.join(lines)
+
 def with_runs(text):
     "Links to executed notebooks of runs become links to their pages, which Sphinx does not know."
     return re.sub(r'\[([^][]+)\]\(((?:[^)\s]*/)?runs/[^)\s]+)\.ipynb\)', r'<a class="run" href="\2.html">\1</a>', text)
@@ -186,17 +202,17 @@ def split(cell):
 
 def add_notebook(path, names):
     "Copy a notebook as the site shows it."
-    nb, before = nbformat.read(path, 4), title(path)
+    nb, before = read(path), title(path)
     nb.cells = [part for c in shown(nb) for part in split(c)]
     for c in nb.cells:
         if c.cell_type == 'markdown':
             before = plain(c.source) or before
-            c.source = with_runs(with_captions(link_names(c.source, names), path.parent.relative_to(ROOT)))
+            c.source = with_runs(with_captions(link_names(aligned(c.source), names), path.parent.relative_to(ROOT)))
         elif any('image/png' in o.get('data', {}) for o in c.outputs):
             c.metadata['mystnb'] = dict(image=dict(alt=f'Figure: {before}'))
     out = SOURCE/path.relative_to(ROOT)
     out.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nb, out)
+    put(out, nbformat.v4.writes(nb))
     return path.relative_to(ROOT).with_suffix('').as_posix()
 
 def add_part(name, head, text, entries):
@@ -230,7 +246,7 @@ def versions():
     from bicl.figures import asked
     found = {}
     for path in notebooks('pages'):
-        given = asked(nbformat.read(path, 4))
+        given = asked(read(path))
         folder = f'{given["grid"]}/' if path.stem == 'grid' else ''
         name = given.get('page', f'{path.stem}.md')
         found[f'reports/{folder}{name}'] = path.relative_to(ROOT).as_posix()
@@ -250,7 +266,7 @@ def add_reports():
             old, new = (f']({posixpath.relpath(x, here)})' for x in (name, page))
             text = text.replace(old, new)
         # pages link to these; in the sidebar they would be a second list of results
-        if path.suffix == '.md': text = f'---\norphan: true\n---\n\n{with_runs(with_captions(text, here))}'
+        if path.suffix == '.md': text = f'---\norphan: true\n---\n\n{with_runs(with_captions(aligned(text), here))}'
         put(path, text)
 
 def toctree(caption, entries):
@@ -283,7 +299,7 @@ def add_all():
              ('The book', book), ('More', more)]
     # the landing page has a title of its own
     body = re.sub(r'\A# .*\n+> .*\n', '', render(nbformat.read(NBS/'index.ipynb', 4)))
-    body = with_runs(with_captions(body, '.'))
+    body = with_runs(with_captions(aligned(body), '.'))
     put(SOURCE/'index.md', '\n'.join([(SITE/'landing.md').read_text(encoding='utf-8'), body,
         *(toctree(c, e) for c, e in trees if e)]))
     return about
@@ -306,9 +322,9 @@ def docs():
     "Build the site; any warning is an error, and then _docs/ stays as it was."
     about, new = add_all(), ROOT/'build'/'site'
     shutil.rmtree(new, ignore_errors=True)
-    done = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-j', 'auto',
-                           '-c', SITE, '-d', ROOT/'build'/'doctrees', SOURCE, new], cwd=ROOT)
-    if done.returncode: sys.exit('The site was not built: the warnings above are errors.')
+    from sphinx.cmd.build import build_main # here: another process would import the package once more
+    options = ['-W', '--keep-going', '-q', '-E', '-c', SITE, '-d', ROOT/'build'/'doctrees', SOURCE, new]
+    if build_main([str(o) for o in options]): sys.exit('The site was not built: the warnings above are errors.')
     put(new/'_static'/'summaries.js', f'const SUMMARIES = {json.dumps(about, ensure_ascii=False)};\n')
     add_runs(new)
     shutil.rmtree(ROOT/'_docs', ignore_errors=True)

@@ -1,11 +1,13 @@
 "Sphinx's settings. The pages are laid out by build.py; this file says how they look."
 import inspect, re, shutil
+from html import escape
 from importlib import import_module
 from pathlib import Path
 
 from docutils import nodes
 from fastcore.docments import docments
 from fastcore.script import Param
+from sphinx import addnodes
 
 from bicl import __version__
 
@@ -30,7 +32,8 @@ autodoc_typehints = 'none'         # types stand in the parameter tables
 autodoc_class_signature = 'mixed'
 python_maximum_signature_line_length = 100
 add_module_names = False
-toc_object_entries_show_parents = 'hide'
+toc_object_entries = False         # `list_objects` does it: these would be carried through every page's navigation
+viewcode_follow_imported_members = False # a name is shown where it is documented
 
 # Look
 html_theme = 'furo'
@@ -46,7 +49,7 @@ html_theme_options = dict(
     footer_icons=[{'name': name, 'url': url, 'html': name, 'class': 'footer-link'} for name, url in LINKS.items()],
     light_css_variables={'color-brand-primary': '#0173b2', 'color-brand-content': '#0173b2'},
     dark_css_variables={'color-brand-primary': '#56b4e9', 'color-brand-content': '#56b4e9'})
-pygments_style, pygments_dark_style = 'friendly', 'github-dark'
+pygments_style, pygments_dark_style = 'a11y-high-contrast-light', 'github-dark' # comments that can be read
 copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlight-bash pre'
 copybutton_exclude = '.linenos, .gp'
 
@@ -120,7 +123,20 @@ def index_prose(app, doctree, docname):
 def search_page(app, pagename, templatename, context, doctree):
     if pagename == 'search': app.add_js_file('summaries.js', priority=100)
 
+def list_objects(app, pagename, templatename, context, doctree):
+    "What a page of the reference has, in the column beside it."
+    if not pagename.startswith('api/'): return
+    names, tree = [s for s in doctree.findall(addnodes.desc_signature) if s['ids']], {}
+    for s in names: # methods below their class
+        owner, _, name = s['fullname'].rpartition('.')
+        tree.setdefault(owner or name, []).append(f'<li><a class="reference internal" href="#{s["ids"][0]}">'
+                                                  f'<code class="docutils literal notranslate">{escape(name)}</code></a>')
+    item = lambda first, *below: first + (f'<ul>{"</li>".join(below)}</li></ul>' if below else '') + '</li>'
+    context['toc'] = f'<ul><li><a class="reference internal" href="#">{context["title"]}</a><ul>' \
+        f'{"".join(item(*x) for x in tree.values())}</ul></li></ul>'
+
 def setup(app):
+    app.connect('html-page-context', list_objects, priority=400) # before the theme looks
     app.connect('doctree-resolved', index_prose)
     app.connect('html-page-context', search_page)
     app.connect('autodoc-process-docstring', document)

@@ -136,7 +136,7 @@ function makeTable() {
     language: {search: "Search", info: "_TOTAL_ runs", infoEmpty: "no run", infoFiltered: "of _MAX_",
                emptyTable: "No run fits these choices.", zeroRecords: "No run fits this search."},
     columns: COLUMNS.map(([key, title, by, shown]) => ({
-      title, data: null, type: WORDS.includes(key) ? "string" : "num",
+      title, data: null, orderSequence: ["asc", "desc"], type: WORDS.includes(key) ? "string" : "num",
       className: RIGHT.includes(key) ? "text-right" : "", defaultContent: "",
       render: (_, kind, r) => kind === "sort" || kind === "type" ? by(r)
         : kind === "filter" && key === "method" ? methods[r.method].label : shown(r)})),

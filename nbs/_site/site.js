@@ -1,11 +1,18 @@
-// The present page in view in the sidebar; wide tables that the keyboard can scroll; summaries of what a search finds.
+// The present page in view in the sidebar; wide tables and figures that the keyboard can scroll; summaries of what a search finds.
 addEventListener("DOMContentLoaded", () => {
   const box = document.querySelector(".sidebar-scroll"), here = document.querySelector(".sidebar-tree .current-page");
   if (box && here) {
     const at = here.getBoundingClientRect(), within = box.getBoundingClientRect();
-    if (at.top < within.top || at.bottom > within.bottom) box.scrollTop += at.top - within.top - within.height / 3;
+    if (at.top < within.top || at.bottom > within.bottom) 
+      box.scrollTo({top: box.scrollTop + at.top - within.top - within.height / 3, behavior: "instant"});
   }
-  const look = () => document.querySelectorAll(".table-wrapper, div.math, .cell_output > div, article pre").forEach(w => {
+  // a figure with panels side by side is not shrunk until nobody can read it: on a phone it scrolls
+  const broad = () => document.querySelectorAll("article figure > img, article figure > a > img").forEach(i =>
+    i.closest("figure").classList.toggle("broad", innerWidth < 700 && i.naturalWidth > 1.6 * i.naturalHeight));
+  broad();
+  addEventListener("load", () => { broad(); look(); });
+  addEventListener("resize", broad);
+  const look = () => document.querySelectorAll(".table-wrapper, div.math, .cell_output > div, article pre, article figure").forEach(w => {
     const wide = w.scrollWidth > w.clientWidth + 1;
     w.classList.toggle("wide", wide);
     if (wide) w.tabIndex = 0;
