@@ -51,7 +51,7 @@ class Page:
             if tag != 'base': self.links += urls
             if tag in ('script', 'img', 'link', 'iframe', 'source'): self.remote += [u for u in urls if urlsplit(u).netloc]
             if tag == 'img': self.pictures.append(a)
-            inside = lambda: unescape(re.sub('<[^>]*>', '', text[found.end():text.index(f'</{tag}>', found.end())])).strip()
+            inside = lambda tag=tag, at=found.end(): unescape(re.sub('<[^>]*>', '', text[at:text.index(f'</{tag}>', at)])).strip()
             if tag == 'a' and a.get('class') == 'run': self.runs.append((a['href'], inside()))
             if 'data-metric' in a: self.numbers.append((a['data-metric'], inside()))
             if tag == 'p' and a.get('class') == 'caption': self.captions.append(inside())

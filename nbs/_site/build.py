@@ -178,7 +178,7 @@ def aligned(text):
     for i, line in enumerate(lines):
         if not re.fullmatch(r'\|(?: *:?-+:? *\|)+', line): continue
         below = [cut(x) for x in itertools.takewhile(lambda x: x.startswith('|'), lines[i + 1:])]
-        words = lambda k: [plain(row[k])[0].isalpha() for row in below if k < len(row) and plain(row[k])]
+        words = lambda k, below=below: [plain(row[k])[0].isalpha() for row in below if k < len(row) and plain(row[k])]
         lines[i] = '|' + '|'.join(' :-- ' if sum(w := words(k)) > len(w)/2 else mark for k, mark in enumerate(cut(line))) + '|'
     return '\n'.join(lines)
 
