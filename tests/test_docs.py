@@ -361,6 +361,7 @@ def test_explorer(explorer, address):
     assert len(last) == 10 and abs(np.mean([float(v) for v in last]) - means(tab)[0]) < .6 # RA: mean of the last row
     tab.select_option('#metric', 'LA')
     tab.locator('#runs th', has_text='Memory').click()
+    tab.wait_for_selector('#runs th[aria-sort]:has-text("Memory")') # the table sorts in a moment of its own, after the click
     url, state = tab.evaluate('location.href'), (tab.inner_text('#runs'), tab.inner_text('#chosen'), tab.inner_html('#curves'))
     tab.goto('about:blank')
     tab.goto(url)
