@@ -18,7 +18,7 @@ from .core import Rng, Settings, within
 from .hypergrad import (HYPERGRADIENTS, OUTER, CrossEntropy, Options, head_round,
                             head_weights, hypergradient, solved_head)
 from .learner import Averaged, network, register_method
-from .memory import Batches, KCenter, Reservoir, Ring, SplitMemory, deal, matched, parted
+from .memory import Batches, KCenter, Reservoir, Ring, SplitMemory, bisected, deal, matched, parted
 from .models import MLP, VerticalMLP, engine, register_engine, split
 from .reptile import Level
 from .solvers import SGD, Adam, GraphAdam, Ridge, Slots, flatten
@@ -129,9 +129,9 @@ class BiCL(Averaged):
 # %% ../nbs/10_bicl.ipynb #k1
 @staticmethod
 def _cost(s, T, n, block): # K steps on a training batch, one on a validation batch
-    B, met, share = min(block, n), 1 - min(block, n)/(T*n), getattr(s, 'share', BiCL.share)
-    half = max(1, int(B*share)) # met: all blocks but the first meet a memory
-    tr, val = (min(k, h) or 1 for k, h in zip(parted(s.current, share), (half, B - half)))
+    B, share = min(block, n), getattr(s, 'share', BiCL.share)
+    met = 1 - B/(T*n) # the first block meets no memory
+    tr, val = bisected(B, s.current, share)[1] if B > 1 else (1, 1) # a lone sample plays both
     old_tr, old_val = parted(s.replayed, share)
     per_sample = max(1, int(s.rounds*B + .5))/B
     return s.memory, per_sample*(s.K*tr + val + (s.K*old_tr + old_val)*met)
