@@ -62,7 +62,7 @@ def record(
 
 # %% ../nbs/14_arithmetic.ipynb #c7
 FAST = {'contract', 'reassoc', 'nsz', 'arcp'} # sums may be reordered; nans and infinities survive
-HOW = dict(inline='always', nogil=True, fastmath=FAST, error_model='numpy')
+HOW = dict(forceinline=True, nogil=True, fastmath=FAST, error_model='numpy')
 
 @lru_cache
 def _say_once(what:str): print(what, file=sys.stderr)

@@ -10,6 +10,7 @@ __all__ = ['QUIET', 'WHERE', 'bare', 'sources', 'source_fingerprint', 'method_ve
 # %% ../nbs/09_checkpoint.ipynb #c2
 import ast, inspect, json, os, re, sys, sysconfig, tempfile, threading, time, warnings
 from dataclasses import asdict
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import module_from_spec, resolve_name, spec_from_file_location
 from pathlib import Path
@@ -33,6 +34,7 @@ def _parse(source:str):
 
 QUIET = ('returns', 'annotation', 'type_comment', 'kind', 'ctx', 'type_params') # not executed
 
+@lru_cache(256) # a grid asks for the same cells again and again
 def bare(
     source:str, # Python
 )->str: # what it executes, the same text for every version of Python
