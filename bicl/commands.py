@@ -334,6 +334,7 @@ def bicl_run(
     if list: return bicl_list(False)
     try:
         if not grid: raise ValueError('which grid? bicl list names those of the project')
+        ''.join((*grid, out)).encode() # a locale may not know these letters: nothing would go well
         got = _run(grid, out, jobs, engine, scheduler, seeds, only, device, timeout, stale,
                    status, dry_run)
     except KeyboardInterrupt:
@@ -381,8 +382,8 @@ def bicl_report(
     seeds:str='', # use these instead of the grid's, such as 100,101
 )->int: # exit code: 0 written, 2 nothing to write or wrong use
     "Write tables, figures and a page from the rows of a grid."
-    from papermill import PapermillExecutionError
     from bicl.figures import report
+    from papermill import PapermillExecutionError
     words = [grid] if isinstance(grid, str) else list(grid)
     changes = [w for w in words if re.match(r'[\w.]+=', w)]
     for name in [w for w in words if w not in changes] or ['table1']:

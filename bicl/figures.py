@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import nbformat, numpy as np, pandas as pd
+import numpy as np, pandas as pd
 from IPython.display import Markdown
 
 from .core import (atomic, figure_style, link, project_files, relink, results_root, together,
@@ -24,6 +24,8 @@ from .learner import METHODS, unknown
 from .metrics import UNSEEN, interval, matrices, paper_interval
 from .runner import compact, sockets
 from .tables import collect, in_order, label, md, number, status
+
+import nbformat # the runner sees to it that this is quick
 
 # %% ../nbs/24_figures.ipynb #c7
 def described(

@@ -32,6 +32,8 @@ from .jobs import (STREAM, Job, about, answers, finished, load_plugins, result_p
 from .learner import make_learner, validate
 from .streams import make_stream
 
+sys.modules.setdefault('rfc3987_syntax', None) # a grammar that nbformat's imports compile in vain
+
 # %% ../nbs/22_runner.ipynb #c8
 OWN = f'of-{socket.gethostname()}-' # starts the names of files that a runner has for itself
 
@@ -83,9 +85,8 @@ def _tidy(job:Job, out):
 
 def _keep(job:Job, out:Path, nb):
     "Put the executed notebook beside its rows, and clear up."
-    import nbformat
-    with atomic(result_path(job, out).with_suffix('.ipynb')) as f:
-        nbformat.write(compact(nb, out), f)
+    from nbformat import write
+    with atomic(result_path(job, out).with_suffix('.ipynb')) as f: write(compact(nb, out), f)
     supersede(job, out)
     _tidy(job, out)
 
@@ -95,11 +96,10 @@ def _papermill(job:Job, out:Path, manager:type|None):
     os.environ['JUPYTER_PREFER_ENV_PATH'] = '1' # this Python's kernel, whatever else is installed
     given = json.loads(json.dumps(asdict(job) | dict(out=str(out))))
     del given['notebook'], given['detail'] # a notebook knows its name
-    how = dict(kernel_manager_class=manager) if manager else {}
     with TemporaryDirectory(prefix=f'bicl-{os.getpid()}-', ignore_cleanup_errors=True) as d:
         nb = papermill.execute_notebook(job.notebook_path, scratch(job, out, '.ipynb'), given,
             kernel_name='python3', progress_bar=False, request_save_on_cell_execute=False,
-            start_timeout=300, **sockets(d), **how)
+            start_timeout=300, **sockets(d), **{'kernel_manager_class': manager} if manager else {})
     if not about(result_path(job, out)):
         raise RuntimeError(f'the notebook has written no rows of {job.name}: was its code changed?')
     _keep(job, out, nb)
@@ -141,7 +141,7 @@ def execute(
 
 # %% ../nbs/22_runner.ipynb #c18
 WARM = ('ipykernel.kernelapp ipykernel.debugger matplotlib.backends.backend_agg matplotlib.pyplot '
-        'pandas.io.formats.html pyarrow.pandas_compat pyarrow.parquet seaborn').split()
+        'pandas.io.formats.html pyarrow.pandas_compat pyarrow.parquet').split()
 CALM = dict(OPENBLAS_NUM_THREADS='1', JE_ARROW_MALLOC_CONF='background_thread:false')
 ALONE = '--InteractiveShellApp.ignore_cwd=True' # nothing is imported from the current folder
 
@@ -164,6 +164,7 @@ def _become_kernel(server:int, argv:list, env:dict, cwd:str, log:str):
 def serve(runner:int):
     "The life of a process that forks kernels: until its standard input ends, or the runner has."
     os.environ['MPLBACKEND'] = 'module://matplotlib_inline.backend_inline' # whatever the shell has
+    sys.modules['debugpy'] = None # takes half a second, and nobody will debug these kernels
     for name in WARM: __import__(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN) # kernels that have ended vanish by themselves
     for line in sys.stdin:

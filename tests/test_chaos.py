@@ -1,4 +1,6 @@
-"""A minute of `make chaos`: a full disk, an aimed kill and some at random, one after the other, on one folder."""
+"""A minute of `make chaos`: a full disk, an aimed kill and some at random, one after the other, on one folder.
+
+KILLS=20 kills more often, KILL_SEED repeats the dice."""
 import os
 import random
 import signal
@@ -11,7 +13,7 @@ import chaos
 import psutil
 import pytest
 
-GRID = chaos.GRID[:chaos.GRID.index('runs:')] + '''settings: {sleep: 0.1}
+GRID = chaos.GRID[:chaos.GRID.index('runs:')] + '''settings: {sleep: 0.3}
 runs:
 - {method: [Toy, Rival], memory: 10}
 - {method: Plain}
@@ -22,25 +24,47 @@ runs:
 def turmoil(tmp_path, monkeypatch):
     for k, v in chaos.environment().items(): monkeypatch.setenv(k, v)
     (grid := tmp_path/'g.yaml').write_text(GRID)
-    seed = time.time_ns() % 10**6
-    print(f'seed {seed}')
+    seed = os.environ.get('KILL_SEED', str(time.time_ns()))
+    print(f'KILL_SEED={seed}')
     return chaos.Round('a bit of everything', grid, random.Random(seed), chaos.expect(grid, tmp_path), tmp_path)
 
 
 def test_a_bit_of_everything(turmoil):
-    "No row lost or doubled, no notebook lost, nobody left behind, no litter, the same tables."
-    r = turmoil
+    """A full disk. Two runners: one interrupted, one killed. Two more: a kernel dies at the worst moment, and somebody at any.
+    No row lost or doubled, no notebook lost, nobody left behind, no litter, the same tables."""
+    r, dice = turmoil, turmoil.dice
+    pause = lambda: time.sleep(dice.uniform(0, 10))
     full, = r.start(1, before=partial(chaos.limited, 3000)) # no file can be longer: checkpoints cannot be written
     said = chaos.wait(full)
     assert full.returncode == 1 and said.count('the disk is full: make room') >= 3, said
     assert all('reason: OSError' in p.read_text() for p in (r.out/'checkpoints').glob('*.txt'))
-    shot, = r.start(1, CHAOS_AIM='.parquet', CHAOS_MARK=str(r.here/'mark')) # half a file of rows; the kernel dies
-    said = chaos.wait(shot)
-    assert shot.returncode == 0 and (r.here/'mark').exists(), said # and gets its second chance
-    for p in list((r.out/'runs').glob('*Toy*')): p.unlink() # so that there is something to do
+    for _ in range(int(os.environ.get('KILLS', 1))):
+        a, b = r.start(2)
+        chaos.until(lambda a=a, b=b: all(chaos.family(p) or p.poll() is not None for p in (a, b)))
+        pause()
+        r.hit(chaos.roles(a).get('runner', []), dice.choice(chaos.STOPS)) # Ctrl-C, the end of a batch job, of a session
+        pause()
+        r.hit(chaos.roles(b).get(dice.choice(['runner', 'everybody']), []))
+        said, _ = chaos.wait(a), chaos.wait(b)
+        assert a.returncode in (0, 130) and (a.returncode == 0 or 'the same command goes on' in said), said
+        r.look()
+        r.bury()
+    for method in ('Toy', 'Plain'): # so that there is something to do
+        for p in (r.out/'runs').glob(f'*_{method}_*'): p.unlink()
     r.finished = chaos.done(r.out)
-    tally = chaos.storm(r, 2, 2, ('runner', 'everybody', 'server'), (signal.SIGKILL, signal.SIGTERM))
-    assert not tally.bad, (tally, r.left, r.said)
+    c, = r.start(1, CHAOS_AIM='.parquet', CHAOS_MARK=str(r.here/'mark')) # half a file of rows; the kernel dies
+    d, = r.start(1, '--only', 'Toy')
+    chaos.until(lambda: chaos.family(d) or d.poll() is not None)
+    pause()
+    if (some := chaos.family(d)): r.hit([dice.choice(some)], dice.choice((signal.SIGKILL, signal.SIGTERM)))
+    said = [chaos.wait(c), chaos.wait(d)]
+    assert [c.returncode, d.returncode] == [0, 0], said # a run that died once is started again
+    assert (r.here/'mark').exists(), said
+    r.look()
+    r.bury()
+    r.close_books()
+    assert not r.tally.bad, (r.tally, r.left, r.said, said)
+    for p in chaos.results(r.out): assert 'injected-parameters' in p.with_suffix('.ipynb').read_text()
 
 
 def test_only_our_own_processes_are_touched():

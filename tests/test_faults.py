@@ -247,7 +247,7 @@ def test_the_cost_of_k_center_grows_like_its_capacity():
 def kernels(tmp_path_factory):
     "A process that forks kernels, started where files are called like libraries."
     trap, before = tmp_path_factory.mktemp('trap'), os.getcwd()
-    for name in ('quadprog', 'seaborn', 'nbformat'): (trap/f'{name}.py').write_text('raise RuntimeError("a trap")')
+    for name in ('quadprog', 'matplotlib', 'nbformat'): (trap/f'{name}.py').write_text('raise RuntimeError("a trap")')
     os.chdir(trap)
     k = Kernels(dict(PYTHONPATH=os.pathsep.join([str(chaos.HERE), str(chaos.ROOT)])), trap/'log', ['toys'])
     yield k
@@ -258,7 +258,7 @@ def kernels(tmp_path_factory):
 def test_nothing_is_imported_from_the_current_folder(kernels):
     "Neither by the process that forks, nor by a kernel, whether forked or not."
     from test_runner import talk
-    look = 'import quadprog, seaborn, sys; print(sys.path.count(""), quadprog.__name__)'
+    look = 'import quadprog, matplotlib, sys; print(sys.path.count(""), quadprog.__name__)'
     assert talk(kernels, look) == ['0 quadprog\n'] and kernels.proc.poll() is None
     proc, kernels.proc = kernels.proc, None
     assert talk(kernels, look) == ['0 quadprog\n']

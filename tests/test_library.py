@@ -27,19 +27,9 @@ TINY = dict(EWC=dict(samples=5), Joint=dict(epochs=1), MER=dict(batches=1, repla
 SMALL = dict(memory=9, preset=False)
 
 
-def fresh(code, **env):
-    "What a new process prints, as JSON."
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
-                         env=os.environ | dict(PYTHONPATH=str(ROOT)) | env)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 # One import -------------------------------------------------------------------------------------
 
-def test_one_import():
-    "It loads nothing, takes no time, and then knows every method and engine."
-    took, early, late, names = fresh('''
+IMPORT = '''
 import json, sys, time
 t = time.process_time()
 import bicl
@@ -47,7 +37,27 @@ took, early = time.process_time() - t, [m for m in ('torch', 'numpy', 'pandas', 
 bicl.make_learner
 from bicl.learner import METHODS
 print(json.dumps([took, early, [m for m in sys.modules if m.startswith('bicl.')], list(METHODS)]))
-''')
+'''
+
+
+@pytest.fixture(scope='module')
+def another(stream, tmp_path_factory):
+    "What one new process says, for seconds pass until it has imported: of its import, of a learner, of Ctrl-C; and what is true of the learner."
+    learner, _ = trained('BiCL++', stream, hidden=(8, 8))
+    bicl.save(learner, path := tmp_path_factory.mktemp('saved')/'a')
+    x = stream.test_x[:40]
+    load = (f'import numpy as np; x = np.array({x.tolist()}, "uint8")\n'
+            f'print(json.dumps(bicl.predict(bicl.load({str(path)!r}), x).tolist()))')
+    run = subprocess.run([sys.executable, '-c', '\n'.join([IMPORT, load, STOPPED])], capture_output=True, text=True, cwd=ROOT,
+                         env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert run.returncode == 0, run.stderr
+    said = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('[')]
+    return *said, bicl.predict(learner, x)
+
+
+def test_one_import(another):
+    "It loads nothing, takes no time, and then knows every method and engine."
+    took, early, late, names = another[0]
     assert took < 1 and not early
     assert set(names) == set(NAMES) and 'BiCL++' in names
     speaks = {f'bicl.{p.stem}' for p in (ROOT/'bicl').glob('*.py')
@@ -138,13 +148,8 @@ def test_saved_and_loaded(name, stream, tmp_path):
         with pytest.raises(ValueError, match='must be told the task'): bicl.predict(learner, x)
 
 
-def test_loaded_in_another_process(stream, tmp_path):
-    learner, _ = trained('BiCL++', stream, hidden=(8, 8))
-    bicl.save(learner, tmp_path/'a')
-    x = stream.test_x[:40]
-    said = fresh(f'import bicl, json, numpy as np; x = np.array({x.tolist()}, "uint8")\n'
-                 f'print(json.dumps(bicl.predict(bicl.load({str(tmp_path/"a")!r}), x).tolist()))')
-    assert torch.equal(torch.tensor(said), bicl.predict(learner, x))
+def test_loaded_in_another_process(another):
+    assert torch.equal(torch.tensor(another[1]), another[-1])
 
 
 def test_another_version_is_named(stream, tmp_path, monkeypatch):
@@ -234,9 +239,9 @@ print(json.dumps([stops, found.resumed, same, found.accuracy.nan_to_num().equal(
 '''
 
 
-def test_control_c_at_any_moment():
+def test_control_c_at_any_moment(another):
     "A real signal, three times at random moments, and the same bits in the end."
-    stops, resumed, *same = fresh(STOPPED)
+    stops, resumed, *same = another[2]
     assert stops == resumed and stops and all(same)
 
 

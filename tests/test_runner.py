@@ -1,23 +1,24 @@
-"""The runner under fire: real kernels, real kills, two runners, a dask cluster that loses a worker.
+"""The runner under fire: real kernels, real kills, a dask cluster that loses a worker; two runners are in test_chaos.py.
 
-A kernel costs seconds, so there are no more of them than needed. What a run must give is known without
-any: the same job trained in this process. KILLS=20 kills more often, KILL_SEED repeats the dice.
+A kernel costs seconds, so there are no more of them than needed, and one process forks most of them. What a run must
+give is known without any: the same job trained in this process.
 """
 import multiprocessing
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import toys
-from chaos import family, gone, quiet, results, start, timeless, until, wait, write_quiet
+from chaos import quiet, results, timeless, until, write_quiet
 
 import nbformat.v4 as nbf
 from nbclient import NotebookClient
@@ -72,6 +73,31 @@ def leftovers(out):
     return [p for p in (Path(out)/'checkpoints').iterdir() if not p.name.endswith('.log')]
 
 
+NO_GPU = """
+import torch
+def asked(*a): raise AssertionError('CUDA was asked before the fork')
+torch._C._cuda_getDeviceCount = torch._C._cuda_init = torch.cuda._lazy_init = asked
+"""
+
+
+@pytest.fixture(scope='module')
+def kernels(tmp_path_factory):
+    """Kernels that are forked from one process. A process that has spoken to CUDA cannot be forked, so this one
+    dies if anything that it imports asks even whether there is a GPU."""
+    folder = tmp_path_factory.mktemp('zygote')
+    (folder/'sitecustomize.py').write_text(NO_GPU)
+    k = Kernels(dict(OMP_NUM_THREADS='2', PYTHONPATH=f'{folder}{os.pathsep}{HERE}'), folder/'log', ['toys'])
+    yield k
+    k.close()
+
+
+@pytest.fixture
+def warm(kernels, monkeypatch):
+    "Runners and workers take kernels from there, too, and do not start a process of their own."
+    shared = SimpleNamespace(manager=kernels.manager, close=lambda: None)
+    monkeypatch.setattr(bicl.runner, 'Kernels', lambda *a: shared)
+
+
 # ---- wrong use is answered before anything runs
 
 @pytest.mark.parametrize('text, word', [
@@ -116,7 +142,7 @@ def test_folder_that_cannot_be_written(tmp_path, capsys, grid):
 
 # ---- failures are contained
 
-def test_failures_do_not_stop_the_grid(tmp_path, capsys):
+def test_failures_do_not_stop_the_grid(tmp_path, capsys, warm):
     "A failing run, a kernel that dies once, one that always dies, and missing data."
     (tmp_path/'mixed.yaml').write_text(f'''
 plugins: [toys]
@@ -145,24 +171,6 @@ runs:
 
 
 # ---- warm kernels
-
-NO_GPU = """
-import torch
-def asked(*a): raise AssertionError('CUDA was asked before the fork')
-torch._C._cuda_getDeviceCount = torch._C._cuda_init = torch.cuda._lazy_init = asked
-"""
-
-
-@pytest.fixture(scope='module')
-def kernels(tmp_path_factory):
-    """Kernels that are forked from one process. A process that has spoken to CUDA cannot be forked, so this one
-    dies if anything that it imports asks even whether there is a GPU."""
-    folder = tmp_path_factory.mktemp('zygote')
-    (folder/'sitecustomize.py').write_text(NO_GPU)
-    k = Kernels(dict(OMP_NUM_THREADS='2', PYTHONPATH=f'{folder}{os.pathsep}{HERE}'), folder/'log')
-    yield k
-    k.close()
-
 
 def talk(kernels, *cells, env=(), **how):
     "What each cell says in a kernel of its own."
@@ -200,20 +208,6 @@ def test_interrupt_timeout_and_crash_of_a_kernel(kernels):
     assert not psutil.Process(kernels.proc.pid).children() # none is left, dead or alive
 
 
-def test_kernels_do_not_outlive_those_they_belong_to(kernels):
-    "The process that forks is killed: its kernel follows, and the next one is forked by a new process."
-    with pytest.raises(DeadKernelError): talk(kernels, SEES, 'os.kill(os.getppid(), 9)', 'import time; time.sleep(99)')
-    assert is_gone(kernels.all[-1].pid) and kernels.proc.wait() == -9
-    assert talk(kernels, 'print(1)') == ['1\n'] and kernels.proc.poll() is None
-    with pytest.raises(DeadKernelError): # the runner is gone: the pipe ends, and all with it
-        nb = nbf.new_notebook(cells=[nbf.new_code_cell('import time; time.sleep(99)')])
-        client = NotebookClient(nb, kernel_name='python3', kernel_manager_class=kernels.manager({}))
-        client.on_cell_execute = lambda **_: kernels.proc.stdin.close()
-        client.execute()
-    assert is_gone(kernels.all[-1].pid)
-    kernels.proc.wait()
-
-
 def test_without_forks_there_are_ordinary_kernels(kernels, monkeypatch, tmp_path):
     "On another system, or if the process that forks cannot start."
     monkeypatch.setattr(Kernels, 'start', lambda self: setattr(self, 'proc', subprocess.Popen(
@@ -230,15 +224,16 @@ def test_without_forks_there_are_ordinary_kernels(kernels, monkeypatch, tmp_path
 
 # ---- aimed kills: the moments that hurt
 
-def doomed(job, out):
+def doomed(job, out, manager):
     "Execute a job, and kill this process with -9 when the rows are written and the notebook is not."
     bicl.runner._keep = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
-    execute(job, out)
+    execute(job, out, None, manager)
 
 
-def test_killed_between_rows_and_notebook(tmp_path):
+def test_killed_between_rows_and_notebook(tmp_path, kernels, warm):
     "The notebook is made again from the checkpoint, without training; so are rows that were damaged."
-    path, p = result_path(JOB, tmp_path), multiprocessing.get_context('fork').Process(target=doomed, args=(JOB, tmp_path))
+    path, how = result_path(JOB, tmp_path), (JOB, tmp_path, partial(kernels.manager, {}))
+    p = multiprocessing.get_context('fork').Process(target=doomed, args=how)
     p.start()
     p.join()
     assert p.exitcode == -signal.SIGKILL
@@ -276,59 +271,29 @@ def test_litter_is_swept_at_the_next_start(tmp_path):
         assert not finished(JOB, tmp_path)
 
 
-# ---- kills at any moment
-
-def test_two_runners_killed_at_random_moments(grid, tmp_path):
-    "Two runners on one folder: one interrupted, one killed with -9; then two more, one of which loses a worker or a kernel."
-    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP # Ctrl-C, the end of a batch job, the end of a session
-    seed = os.environ.get('KILL_SEED', time.time_ns())
-    print(f'KILL_SEED={seed}')
-    dice, out = random.Random(str(seed)), tmp_path/'out'
-    pause = lambda: time.sleep(dice.uniform(0, 10))
-    for _ in range(int(os.environ.get('KILLS', 1))):
-        a, b = (start(grid, out, '--jobs', '1') for _ in range(2))
-        until(lambda a=a, b=b: family(a) and family(b))
-        pause()
-        relatives = family(a) + family(b)
-        a.send_signal(dice.choice(stops))
-        pause()
-        relatives += family(b)
-        b.kill()
-        said, _ = wait(a), b.communicate()
-        assert a.returncode in (0, 130) and (a.returncode == 0 or 'the same command goes on' in said), said
-        assert not gone(relatives)
-        before = {p: p.stat().st_mtime_ns for p in results(out) if p.with_suffix('.ipynb').exists()}
-    c, d = (start(grid, out, '--jobs', '1') for _ in range(2))
-    until(lambda: family(c) or c.poll() is not None)
-    pause()
-    if (some := family(c)): dice.choice(some).kill()
-    said = [wait(c), wait(d)]
-    assert [c.returncode, d.returncode] == [0, 0], said # a run that died once is started again
-    assert all(p.stat().st_mtime_ns == t for p, t in before.items()) # nothing was done twice
-    exactly_once(grid, out)
-    assert not leftovers(out)
-
-
 # ---- dask
 
-def test_dask_loses_a_worker(grid, tmp_path):
+def test_dask_loses_a_worker(grid, tmp_path, capsys):
     "Two workers; the one that is busy is killed with -9 half way."
     distributed = pytest.importorskip('distributed', reason="needs the extra: pip install 'bicl[dask]'")
     out, one = tmp_path/'out', grid.with_name('one.yaml')
     one.write_text(GRID.replace('- {method: Toy, memory: 10}\n', ''))
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True,
                                   dashboard_address=None) as cluster:
-        proc = start(one, out, '--jobs', '1', '--engine', 'dask', '--scheduler', cluster.scheduler_address)
-        until(lambda: list((out/'checkpoints').glob('*.json')) or proc.poll() is not None)
-        assert proc.poll() is None, wait(proc)
-        pids = [w.pid for w in cluster.workers.values()]
-        os.kill(next(p for p in pids if psutil.Process(p).children()), signal.SIGKILL)
-        said = wait(proc)
-    assert proc.returncode == 0, said
+        def kill():
+            until(lambda: list((out/'checkpoints').glob('*.json')) or done)
+            pids = [w.pid for w in cluster.workers.values()]
+            killed.append(next(p for p in pids if psutil.Process(p).children()))
+            os.kill(killed[0], signal.SIGKILL)
+        killed, done, killer = [], [], Thread(target=kill)
+        killer.start()
+        done.append(bicl_run(str(one), str(out), engine='dask', scheduler=cluster.scheduler_address))
+        killer.join()
+    assert done == [0] and len(killed) == 1, capsys.readouterr()
     exactly_once(one, out)
 
 
-def test_dask_without_a_shared_folder(tmp_path):
+def test_dask_without_a_shared_folder(tmp_path, warm):
     "A worker that does not see the grid's folder sends its files back; one with other code says so."
     send = asdict(JOB), JOB.identity(), str(tmp_path/'not-here'), 'token', ['toys']
     got, files = remote(*send)
@@ -347,3 +312,19 @@ def test_dask_needs_an_address(grid, tmp_path, capsys):
     assert '--scheduler' in capsys.readouterr().err
     assert bicl_run(grid=str(grid), out=str(tmp_path), engine='dask', scheduler='tcp://127.0.0.1:9') == 2
     assert 'no dask scheduler answers' in capsys.readouterr().err
+
+
+# ---- the end of warm kernels: it comes last, so that the others can share them
+
+def test_kernels_do_not_outlive_those_they_belong_to(kernels):
+    "The process that forks is killed: its kernel follows, and the next one is forked by a new process."
+    with pytest.raises(DeadKernelError): talk(kernels, SEES, 'os.kill(os.getppid(), 9)', 'import time; time.sleep(99)')
+    assert is_gone(kernels.all[-1].pid) and kernels.proc.wait() == -9
+    assert talk(kernels, 'print(1)') == ['1\n'] and kernels.proc.poll() is None
+    with pytest.raises(DeadKernelError): # the runner is gone: the pipe ends, and all with it
+        nb = nbf.new_notebook(cells=[nbf.new_code_cell('import time; time.sleep(99)')])
+        client = NotebookClient(nb, kernel_name='python3', kernel_manager_class=kernels.manager({}))
+        client.on_cell_execute = lambda **_: kernels.proc.stdin.close()
+        client.execute()
+    assert is_gone(kernels.all[-1].pid)
+    kernels.proc.wait()
