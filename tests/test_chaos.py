@@ -13,7 +13,8 @@ import chaos
 import psutil
 import pytest
 
-GRID = chaos.GRID[:chaos.GRID.index('runs:')] + '''settings: {sleep: 0.3}
+GRID = chaos.GRID[:chaos.GRID.index('runs:')] + '''protocol: strict
+settings: {sleep: 0.15}
 runs:
 - {method: [Toy, Rival], memory: 10}
 - {method: Plain}
@@ -44,7 +45,7 @@ def test_a_bit_of_everything(turmoil):
         pause()
         r.hit(chaos.roles(a).get('runner', []), dice.choice(chaos.STOPS)) # Ctrl-C, the end of a batch job, of a session
         pause()
-        r.hit(chaos.roles(b).get(dice.choice(['runner', 'everybody']), []))
+        r.hit(chaos.roles(b).get(dice.choice(['runner', 'everybody']), []), dice.choice((signal.SIGKILL, signal.SIGTERM)))
         said, _ = chaos.wait(a), chaos.wait(b)
         assert a.returncode in (0, 130) and (a.returncode == 0 or 'the same command goes on' in said), said
         r.look()
