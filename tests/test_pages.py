@@ -267,9 +267,14 @@ def test_the_markdown_of_a_page_is_the_page(name):
     assert not [x for x in links if not (path.parent/x).exists()]
 
 
-@pytest.mark.parametrize('method', ['BiCL++', 'DER++'])
-def test_presets_are_what_the_search_found(method, monkeypatch):
+@pytest.mark.parametrize('grid, methods', [
+    ('search', {'BiCL++', 'DER++'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'})])
+def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
-    from choose_presets import found
-    stored, won = bicl.core.load_yaml(ROOT/'nbs'/'experiments'/'presets.yaml')[method], found('search', method)
-    assert won and all(stored[b] == sizes for b, sizes in won.items()), 'run nbs/experiments/choose_presets.py'
+    from choose_presets import found, searched
+    path = ROOT/'nbs'/'experiments'/'presets.yaml'
+    stored, text = bicl.core.load_yaml(path), path.read_text(encoding='utf-8')
+    assert {m for m in stored if grid in searched(text, m)} == methods
+    for m in methods:
+        won = found(grid, m)
+        assert won and all(stored[m][b] == sizes for b, sizes in won.items()), 'run nbs/experiments/choose_presets.py'

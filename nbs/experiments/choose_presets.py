@@ -1,12 +1,13 @@
 """Write into presets.yaml what the searches have found: of each method, benchmark and memory the setting with the largest RA.
 
-    python nbs/experiments/choose_presets.py BiCL ER    # of these methods
+    python nbs/experiments/choose_presets.py search BiCL ER    # by this search, of these methods
 
 The searches must be on streams in tuning mode. Rotations over 0–180° are not searched and take those of 0–90°;
 streams of classes whose task is told take those of the same stream without it.
 """
 import json, re, sys
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -17,11 +18,11 @@ from bicl.learner import find_method, make_settings
 from bicl.tables import collect
 
 HERE = Path(__file__).resolve().parent
-SEARCHES = 'search', 'search_split'
 SAME = {'mnist-rotations-180': 'mnist-rotations', # benchmark → the one whose settings it takes
         'mnist-split-task': 'mnist-split', 'fashion-split-task': 'fashion-split'}
-ENTRY = r'^{}:.*?(?=^\S|\Z)' # of a method, in presets.yaml
+ENTRY = r'^{}:([^\n]*)\n(?:^[ #][^\n]*\n)*' # of a method, in presets.yaml; its first line tells the searches
 
+@cache
 def results(grid:str, rows=None):
     "Mean RA and settings of every run of a search."
     grid = load_grid(grid)
@@ -50,23 +51,25 @@ def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → set
 
 flow = lambda d: '{' + ', '.join(f'{k}: {json.dumps(v)}' for k, v in d.items()) + '}'
 
-def block(method:str, entries:dict)->str:
+def block(method:str, entries:dict, searches)->str:
     "The entry of a method, as YAML."
-    text = f'{method}: # by choose_presets.py\n'
+    text = f'{method}: # by choose_presets.py: {", ".join(sorted(searches))}\n'
     for b, found in entries.items():
         if not found or not all(isinstance(m, int) for m in found): text += f'  {b}: {flow(found)}\n'
         else: text += f'  {b}:\n' + ''.join(f'    {m}: {flow(d)}\n' for m, d in sorted(found.items()))
     return text
 
-def main(*methods:str):
+def searched(text:str, method:str)->set:
+    "The searches that have written the entry of a method."
+    told = re.search(ENTRY.format(re.escape(method)), text, re.M)
+    return set(re.findall(r'search\w*', told[1])) if told else set()
+
+def main(grid:str, *methods:str):
     path = HERE/'presets.yaml'
-    text = path.read_text(encoding='utf-8')
-    for grid in SEARCHES:
-        for m in methods:
-            if not (new := found(grid, m)): continue
-            entry = re.compile(ENTRY.format(re.escape(m)), re.M | re.S)
-            if not entry.search(text): text += f'{m}:\n'
-            text = entry.sub(lambda _, m=m, new=new: block(m, ((load_yaml(path) or {}).get(m) or {}) | new), text)
-            with atomic(path) as f: f.write(text)
+    for m in methods:
+        text, old = path.read_text(encoding='utf-8'), (load_yaml(path) or {}).get(m) or {}
+        if not (new := found(grid, m)): raise SystemExit(f'{grid} has no rows of {m}')
+        entry, rest = block(m, old | new, searched(text, m) | {grid}), re.compile(ENTRY.format(re.escape(m)), re.M)
+        with atomic(path) as f: f.write(rest.sub(lambda _, e=entry: e, text) if m in (load_yaml(path) or {}) else text + entry)
 
 if __name__ == '__main__': main(*sys.argv[1:])
