@@ -458,7 +458,7 @@ def report(r, hits):
 STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 PLAN = { # what is done in a round: (how many hits, function of a round)
     'random moments, one runner': lambda r: storm(r, 20),
-    'aimed: rows without a notebook, half a file': lambda r: aimed(r, Online='rows', ER='.parquet', MER='.safetensors', BiCL='.ipynb', GEM='.json'),
+    'aimed: rows without a notebook, half a file': lambda r: aimed(r, Online='rows', ER='.parquet', MER='.safetensors', BiCL='.ipynb', GEM='.safetensors'),
     'random moments, two runners': lambda r: storm(r, 20, 2),
     'SIGINT, SIGTERM, SIGHUP': lambda r: storm(r, 5, 1, ('runner',), STOPS),
     'stopped for some seconds': lambda r: storm(r, 8, 1, ('kernel', 'server', 'runner'), (signal.SIGSTOP,)),
