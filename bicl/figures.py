@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import nbformat, numpy as np, pandas as pd
+import numpy as np, pandas as pd
 from IPython.display import Markdown
 
 from .core import (atomic, figure_style, link, project_files, relink, results_root, together,
@@ -432,6 +432,7 @@ def write_page(
     **given, # further parameters
 ):
     "Execute a page, and write what it shows as Markdown: with its tables and figures, or nothing."
+    import nbformat # here: to import it takes more than a second, and every page imports this chapter
     path, out = pages()[name], Path(out).resolve()
     with together(out) as own:
         nb = execute_page(path, out=str(own), **given)
