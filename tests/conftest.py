@@ -10,6 +10,7 @@ os.environ['MPLBACKEND'] = 'agg' # no test opens a window
 os.environ.setdefault('NUMBA_CACHE_DIR', str(ROOT/'build'/'numba')) # `cold` fills it
 os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
 sys.path.insert(0, str(ROOT/'nbs'/'_site')) # build.py: README and site
+sys.modules.setdefault('rfc3987_syntax', None) # nbformat needs no grammar of addresses, which takes a second to import
 
 # Children that shall be new, but need not import what takes seconds: a process forks them that has it, and nothing of bicl.
 fresh = multiprocessing.get_context('forkserver')
