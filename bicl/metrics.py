@@ -154,7 +154,7 @@ def paired_p(
     d = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     if len(d) < 2: return 1.               # one seed cannot tell anybody apart
     if np.ptp(d) < 1e-9: return float(abs(d[0]) < 1e-9) # no spread: t would be 0/0 or infinite
-    return float(2*stdtr(len(d) - 1, -abs(d.mean()/(d.std(ddof=1)/np.sqrt(len(d))))))
+    return float(stats.ttest_1samp(d, 0).pvalue)
 
 # %% ../nbs/20_metrics.ipynb #c28
 def holm(
@@ -199,7 +199,7 @@ def against_best(
     mean = wide.mean().sort_values(ascending=not higher, kind='stable')
     best, *rest = mean.index
     x = {m: wide[m].to_numpy() for m in mean.index}
-    both = [np.isfinite(x[best]) & np.isfinite(x[m]) for m in rest]
+    both = [~np.isnan(x[best]) & ~np.isnan(x[m]) for m in rest]
     pairs = [(x[best][k], x[m][k]) for k, m in zip(both, rest)]
     p, same = (holm([test(*ab) for ab in pairs]) for test in (paired_p, equal_p))
     marks = np.where(p < LEVEL, '', np.where(same < LEVEL, 'tied', 'untold'))
