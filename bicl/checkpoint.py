@@ -137,16 +137,22 @@ def find_plugins(
     return found
 
 # %% ../nbs/09_checkpoint.ipynb #p5
+@lru_cache(256) # the names in a cell stay, their versions may change
+def _named(source:str)->list: # (module, name) of what is imported from here, ('', value) of constants
+    found = []
+    for node in ast.walk(_parse(source)):
+        if isinstance(node, ast.Constant): found.append(('', node.value))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith('bicl.'):
+            found += [(node.module, a.name) for a in node.names]
+    return found
+
 def _instruments(source:str)->dict:
     "Versions of what a cell of a notebook names: methods, and what it imports that has a version."
     found = {}
-    for node in ast.walk(_parse(source)):
-        if isinstance(node, ast.Constant) and str(node.value) in METHODS:
-            found[node.value] = method_version(METHODS[node.value])
-        if isinstance(node, ast.ImportFrom) and node.module.startswith('bicl.'):
-            for a in node.names:
-                v = getattr(getattr(import_module(node.module), a.name), 'version', None)
-                if isinstance(v, int): found[a.name] = v
+    for module, name in _named(source):
+        if module: v = getattr(getattr(import_module(module), name), 'version', None)
+        else: v = method_version(METHODS[name]) if str(name) in METHODS else None
+        if isinstance(v, int if module else str): found[name] = v
     return found
 
 def notebook_code(

@@ -25,8 +25,6 @@ from .metrics import UNSEEN, interval, matrices, paper_interval
 from .runner import compact, sockets
 from .tables import collect, in_order, label, md, number, status
 
-import nbformat # the runner sees to it that this is quick
-
 # %% ../nbs/24_figures.ipynb #c7
 def described(
     fig, # a matplotlib figure
@@ -434,6 +432,7 @@ def write_page(
     **given, # further parameters
 ):
     "Execute a page, and write what it shows as Markdown: with its tables and figures, or nothing."
+    import nbformat # here: to import it takes more than a second, and every page imports this chapter
     path, out = pages()[name], Path(out).resolve()
     with together(out) as own:
         nb = execute_page(path, out=str(own), **given)

@@ -378,10 +378,12 @@ def _lacks(df:pd.DataFrame)->str:
     if not len(df) or df.stamp.nunique() > 1: return f'{len(df)} rows of {df.stamp.nunique()} runs'
     key, ask = ['metric', 'task_trained', 'task_tested'], json.loads(df.asked.iloc[0])
     name = '{0} of seed {3} after task {1} on task {2} is'.format
-    for *at, v in df.loc[~np.isfinite(df.value), [*key, 'seed', 'value']].itertuples(index=False):
-        return f'{name(*at)} {v}'
-    for at, there in df.groupby(key).seed.agg(frozenset).items():
-        for s in set(ask['seeds']) ^ there: return f'{name(*at, s)} missing, or not asked for'
+    for i in np.flatnonzero(~np.isfinite(df.value)):
+        return f'{name(*df.iloc[i][[*key, "seed"]])} {df.value.iloc[i]}'
+    at, seeds = list(zip(*(df[k] for k in key))), set(ask['seeds'])
+    if set(df.seed) != seeds or len(set(zip(at, df.seed))) != len(set(at))*len(seeds): # where?
+        for at, there in df.groupby(key).seed.agg(frozenset).items():
+            for s in seeds ^ there: return f'{name(*at, s)} missing, or not asked for'
     T, test = df.task_tested.max(), ask['settings'].get('stream.test', TESTS[0])
     want = dict(all=T*(T + 1), seen=T*(T + 1)/2, new=2*T - 1)[test] * len(ask['seeds'])
     main = METHODS[m].cls.metric if (m := df.method.iloc[0]) in METHODS else 'accuracy'
@@ -392,10 +394,10 @@ def _lacks(df:pd.DataFrame)->str:
 def _read(path:Path, when:int)->pd.DataFrame:
     import pyarrow as pa, pyarrow.parquet as pq
     try:
-        table = pq.read_table(path, partitioning=None)
-        df = table.to_pandas()
+        with pq.ParquetFile(path) as f: table = f.read(use_threads=False) # small: threads cost more
+        df = table.to_pandas(use_threads=False)
         if table.schema.metadata[b'bicl'] != _checksum(df): raise ValueError('wrong checksum')
-        df = df[COLUMNS].astype(dict(memory='Int64'))
+        df = df[COLUMNS].assign(memory=df.memory.astype('Int64')) # the frame's own astype is slow
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as e:
         raise ResultError(f'{path.name} cannot be read ({in_words(e)[:120]})') from e
     if (what := _lacks(df)): raise ResultError(f'{path.name} is not complete: {what}')
@@ -422,8 +424,7 @@ def same_settings(job:Job, path)->bool:
 
 def current(job:Job, path)->bool:
     "Does this readable result have the job's present identity?"
-    a = about(path)
-    try: return a['stamp'] == job.stamp
+    try: return (a := about(path))['stamp'] == job.stamp
     except DataError: return a['version'] == job.version and same_settings(job, path)
 
 # %% ../nbs/21_jobs.ipynb #c41
@@ -437,9 +438,8 @@ def answers(
     ask = job.ask()
     rest = lambda q: {k: v for k, v in q.items() if k not in ('settings', 'preset')}
     def fits(a):
-        q = Job(**json.loads(a['asked'])).ask()
-        same = lambda: json.loads(a['settings']) == job.full_settings() # in other words
-        return q == ask or rest(q) == rest(ask) and same()
+        q = Job(**json.loads(a['asked'])).ask() # the same words, or other ones for the same
+        return q == ask or rest(q) == rest(ask) and json.loads(a['settings']) == job.full_settings()
     there = sorted((Path(out)/'runs').glob(f'{escape(job.head)}*.parquet'))
     found = [p for p in there if (a := about(p)) and fits(a)]
     return sorted(found, key=lambda p: (not current(job, p), -_number(about(p)['version'])))

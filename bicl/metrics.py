@@ -18,6 +18,7 @@ from inspect import signature
 import numpy as np, pandas as pd
 from scipy import stats
 from scipy.optimize import brentq
+from scipy.special import stdtr, stdtrit # Student's t, without the ceremony of `stats.t`
 
 from .core import project_files
 from .learner import METHODS, make_settings
@@ -121,7 +122,7 @@ def interval(
     x = np.asarray(x, np.float64)
     n = len(x)
     if n < 2 or not np.isfinite(x).all(): return np.nan, np.nan
-    half = stats.t.ppf((1 + level)/2, n - 1)*x.std(ddof=1)/np.sqrt(n)
+    half = stdtrit(n - 1, (1 + level)/2)*x.std(ddof=1)/np.sqrt(n)
     return float(x.mean() - half), float(x.mean() + half)
 
 # %% ../nbs/20_metrics.ipynb #m6
@@ -132,7 +133,7 @@ def collapsed(
     x:pd.Series, # values of a cell, by seed
 )->list: # seeds
     "Which seeds have collapsed."
-    return [int(s) for s in x.index[x < x.median() - COLLAPSE].sort_values()]
+    return sorted(int(s) for s in x.index[x.to_numpy() < x.median() - COLLAPSE])
 
 # %% ../nbs/20_metrics.ipynb #c21
 def summary(
@@ -181,7 +182,7 @@ def equal_p(
     if len(d) < 2: return 1.
     if np.ptp(d) < 1e-9: return float(abs(d[0]) >= bound)
     t = lambda at: (d.mean() - at)/(d.std(ddof=1)/np.sqrt(len(d)))
-    return float(max(stats.t.sf(t(-bound), len(d) - 1), stats.t.cdf(t(bound), len(d) - 1)))
+    return float(max(stdtr(len(d) - 1, [-t(-bound), t(bound)])))
 
 # %% ../nbs/20_metrics.ipynb #m9
 TEST = f'paired two-sided t-test over seeds, Holm-corrected within the column, level {LEVEL:g}'
@@ -197,7 +198,9 @@ def against_best(
     wide = frame.pivot(index='seed', columns='method', values='value').astype(float)
     mean = wide.mean().sort_values(ascending=not higher, kind='stable')
     best, *rest = mean.index
-    pairs = [wide[[best, m]].dropna().to_numpy().T for m in rest]
+    x = {m: wide[m].to_numpy() for m in mean.index}
+    both = [~np.isnan(x[best]) & ~np.isnan(x[m]) for m in rest]
+    pairs = [(x[best][k], x[m][k]) for k, m in zip(both, rest)]
     p, same = (holm([test(*ab) for ab in pairs]) for test in (paired_p, equal_p))
     marks = np.where(p < LEVEL, '', np.where(same < LEVEL, 'tied', 'untold'))
     return pd.DataFrame(dict(mean=mean, p_holm=np.r_[1., p], p_equal=np.r_[1., same],
@@ -334,7 +337,7 @@ def paper_interval(
     runs:int=PAPER_RUNS, # runs behind it
 )->tuple[float, float]:
     "The 95 % interval of a published mean, from its standard deviation."
-    half = stats.t.ppf(.975, runs - 1) * std / np.sqrt(runs)
+    half = stdtrit(runs - 1, .975) * std / np.sqrt(runs)
     return mean - half, mean + half
 
 # %% ../nbs/20_metrics.ipynb #c47
@@ -354,7 +357,7 @@ def apart(
     a, b = ours['std']**2/n, std**2/runs
     if n < 2 or not a + b > 0: return (d, d) if n > 1 else (-np.inf, np.inf)
     df = (a + b)**2/(a**2/(n - 1) + b**2/(runs - 1))
-    half = stats.t.ppf(.975, df)*np.sqrt(a + b)
+    half = stdtrit(df, .975)*np.sqrt(a + b)
     return d - half, d + half
 
 # %% ../nbs/20_metrics.ipynb #m14

@@ -13,7 +13,7 @@ __all__ = ['CELL', 'TABLE_COLUMNS', 'SIGNS', 'MARKS', 'TEX', 'TEX_PAGE', 'invent
 import json, re, unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 import numpy as np, pandas as pd
@@ -84,12 +84,11 @@ def by_seed(
     measure:Callable=accuracies, # rows of a run → metrics of its seeds
 )->pd.DataFrame: # one row per run, seed and metric
     "Every metric of every seed."
-    about, frames = [*CELL, 'stamp'], []
-    for _, run in rows.groupby('stamp', sort=False):
-        wide = measure(run).rename_axis('seed').sort_index().reset_index()
-        frames.append(wide.assign(**run.iloc[0][about], as_paper=like_paper(run)))
-    values = pd.concat(frames).melt([*about, 'as_paper', 'seed'], var_name='metric')
-    return values.dropna(subset='value', ignore_index=True).astype(dict(memory='Int64'))
+    runs, about = dict(iter(rows.groupby('stamp', sort=False))), [*CELL, 'stamp', 'as_paper']
+    found = {s: measure(run).rename_axis('seed').sort_index() for s, run in runs.items()}
+    first = rows.drop_duplicates('stamp').assign(as_paper=[*map(like_paper, runs.values())])
+    wide = first[about].merge(pd.concat(found, names=['stamp']).reset_index(), on='stamp')
+    return wide.melt([*about, 'seed'], var_name='metric').dropna(subset='value', ignore_index=True)
 
 # %% ../nbs/23_tables.ipynb #c20
 def marked(
@@ -228,8 +227,7 @@ def md_table(
 )->Md:
     "A Markdown table."
     line = lambda cols: '| ' + ' | '.join(map(md, cols)) + ' |'
-    marks = [Md(':--')] + [Md(align)]*(len(head) - 1)
-    return Md('\n'.join([line(head), line(marks), *map(line, body)]))
+    return Md('\n'.join(map(line, [head, [Md(':--')] + [Md(align)]*(len(head) - 1), *body])))
 
 def fold(summary:str, text:str)->Md:
     "Markdown that a reader opens if the summary makes him curious."
@@ -247,11 +245,15 @@ def ends(r, digits:int=1, sign:str='')->str:
     "The 95 % interval of a cell."
     return f'[{number(r.ci_low, digits, sign)}, {number(r.ci_high, digits, sign)}]'
 
+@lru_cache(1) # (folder, when it changed) → by stamp the first notebook; asked for by every number
+def _notebooks(*folders)->dict: return {p.stem.rpartition('_')[2]: p for p in sorted(
+    (p for d, _ in folders for p in d.glob('*_*.ipynb')), reverse=True)}
+
 def run_link(text:str, stamp:str)->Md: # of several runs: their stamps, with spaces between
     "A number that leads to the executed notebook of its run, and a + to that of each further one."
-    runs = [sorted(project_root().glob(f'reports/*/runs/*_{s}.ipynb'))[:1] for s in stamp.split()]
-    all_of = zip([text, *'+'*len(runs)], sum(runs, []))
-    return Md(''.join(f'[{t}]({link(p)})' for t, p in all_of) or text)
+    there = _notebooks(*((d, d.stat().st_mtime_ns) for d in project_root().glob('reports/*/runs')))
+    runs = [there[s] for s in stamp.split() if s in there]
+    return Md(''.join(f'[{t}]({link(p)})' for t, p in zip([text, *'+'*len(runs)], runs)) or text)
 
 def mean_md(r, digits:int=2)->Md:
     "The mean of a cell: bold if it is the best, else with its mark."
@@ -484,8 +486,7 @@ def settings_md(rows:pd.DataFrame)->Md:
         every = [json.loads(s) for s in part.settings]
         for k in sorted({k for e in every for k in e} - {'memory'}):
             by = {}
-            for r, e in zip(part.itertuples(), every):
-                v = e.get(k)
+            for r, v in zip(part.itertuples(), [e.get(k) for e in every]):
                 by.setdefault(md(v) if isinstance(v, str) else json.dumps(v), []).append(r)
             where = [f' ({_where(rs, part)})' if len(by) > 1 else '' for rs in by.values()]
             text.append(f'`{k}` ' + ', '.join(map(''.join, zip(by, where))))

@@ -192,6 +192,7 @@ def browser():
 def address(site):
     "The site on a port of this machine."
     class Quiet(http.server.SimpleHTTPRequestHandler):
+        protocol_version = 'HTTP/1.1' # one connection for many files
         def log_message(self, *args): pass
     handler = functools.partial(Quiet, directory=site)
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
@@ -218,8 +219,9 @@ def tab(browser, address):
     yield tab
     tab.close()
 
+READY = 'window.MathJax?.startup?.promise?.then(() => 0)' # waited for
+WIDE = 'document.documentElement.scrollWidth - window.innerWidth'
 LOOK = """async () => {
-    if (window.MathJax?.startup) await MathJax.startup.promise;
     const imgs = [...document.querySelectorAll('article img')];
     await Promise.all(imgs.map(i => i.decode().catch(() => 0)));
     const size = i => Math.min(i.naturalWidth, i.naturalHeight, i.clientWidth, i.clientHeight);
@@ -233,20 +235,25 @@ LOOK = """async () => {
         folds: document.querySelector('#everything-else')?.getBoundingClientRect().top + scrollY,
         listed: [...document.querySelectorAll('.sidebar-tree a.internal')].map(a => a.href),
     }}"""
+DESK, PHONE = dict(width=1280, height=900), dict(width=390, height=800)
 
 @pytest.fixture(scope='session')
 def looks(browser, address, pages):
-    "Every page but those of single runs (one of each grid) and of sources, opened once: on a desk, then on a phone."
+    """Every page but those of single runs (one of each grid) and of sources, opened once: on a desk and on a phone. The
+    next page begins with what the last one ended with: a page that is left need not be laid out for the next."""
     runs, found = {n.split('/')[1]: n for n in runs_of(pages)}, {}
     tab = watched(browser, address)
+    sizes = [(DESK, LOOK), (PHONE, WIDE)]
     for name in [n for n in sorted(pages) if '/runs/' not in n and '_modules' not in n] + sorted(runs.values()):
-        tab.set_viewport_size(dict(width=1280, height=900))
         tab.goto(address + name)
-        found[name] = look = tab.evaluate(LOOK)
-        tab.set_viewport_size(dict(width=390, height=800))
-        look['wide'] = tab.evaluate('document.documentElement.scrollWidth - window.innerWidth')
-        look['problems'] = tab.problems[:]
+        tab.evaluate(READY)
+        seen = {}
+        for i, (size, script) in enumerate(sizes):
+            if i: tab.set_viewport_size(size)
+            seen[script] = tab.evaluate(script)
+        found[name] = seen[LOOK] | dict(wide=seen[WIDE], problems=tab.problems[:])
         tab.problems.clear()
+        sizes.reverse()
     tab.close()
     return found
 

@@ -4,12 +4,13 @@
     python nbs/_site/build.py docs      build _docs/ (warnings are errors)
     python nbs/_site/build.py execute NOTEBOOK …    store fresh outputs in these notebooks
 """
-import itertools, json, os, posixpath, re, shutil, subprocess, sys
+import gc, itertools, json, os, posixpath, re, shutil, subprocess, sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import nbformat
+sys.modules.setdefault('rfc3987_syntax', None) # more than a second for a grammar of addresses that notebooks do not have
+import nbformat # noqa: E402
 
 SITE = Path(__file__).resolve().parent
 ROOT = SITE.parent.parent
@@ -320,6 +321,7 @@ def add_runs(site):
 
 def docs():
     "Build the site; any warning is an error, and then _docs/ stays as it was."
+    gc.disable() # pages are trees that stay until the end: to look for garbage in them is a sixth of the time
     about, new = add_all(), ROOT/'build'/'site'
     shutil.rmtree(new, ignore_errors=True)
     from sphinx.cmd.build import build_main # here: another process would import the package once more
