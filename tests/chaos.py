@@ -383,10 +383,10 @@ def cluster(r, address, what):
     "A scheduler, or a worker, of dask."
     name = dict(scheduler=['dask_scheduler', '--host', address[6:].split(':')[0], '--port', address.split(':')[-1],
                            '--no-dashboard', '--no-show'],
-                worker=['dask_worker', address, '--nthreads', '1', '--no-nanny', '--no-dashboard',
-                        '--local-directory', str(r.here/'dask'), '--death-timeout', '20'])[what]
+                worker=['dask_worker', address, '--nthreads', '1', '--no-nanny', '--no-dashboard', '--death-timeout', '20'])[what]
     return subprocess.Popen([sys.executable, '-m', f'distributed.cli.{name[0]}', *name[1:]], text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(**r.env))
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=environment(**r.env, DASK_TEMPORARY_DIRECTORY=str(r.here/'dask'))) # what a killed one leaves there is dask's
 
 
 def dask(r, hits, what=('worker', 'worker', 'scheduler')):
