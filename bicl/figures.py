@@ -12,13 +12,13 @@ __all__ = ['SHADES', 'FAR', 'described', 'save_figure', 'panels', 'look', 'looks
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import numpy as np, pandas as pd
 from IPython.display import Markdown
 
-from .core import (atomic, figure_style, link, project_files, relink, results_root, together,
-                       write)
+from .core import (atomic, figure_style, link, project_files, relink, results_root, sweep,
+                       together, write)
 from .jobs import grids, load_grid, split_changes
 from .learner import METHODS, unknown
 from .metrics import UNSEEN, interval, matrices, paper_interval
@@ -408,6 +408,7 @@ def execute_page(
 ):
     "The page with fresh outputs, and without a trace of the parameters."
     import papermill
+    sweep(gettempdir(), 'bicl-') # what was killed before us may have left something
     with TemporaryDirectory(prefix=f'bicl-{os.getpid()}-', ignore_cleanup_errors=True) as d:
         nb = papermill.execute_notebook(str(path), None, given, cwd=str(Path(path).parent),
                                         progress_bar=False, **sockets(d))

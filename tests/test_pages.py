@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import IPython.display
@@ -59,7 +60,7 @@ def execute(monkeypatch):
 # ---- a grid of one's own
 
 def test_the_command(study, capfd, monkeypatch):
-    "Tables, figure, rows and page, with what is missing or older named, and nothing of this machine."
+    "Tables, figure, rows and page, with what is missing or older named, and nothing of this machine, nor of a killed report."
     grid, out = study
     jobs = load_grid(grid).jobs
     result_path(jobs[0], out).unlink()
@@ -70,7 +71,11 @@ def test_the_command(study, capfd, monkeypatch):
     result_path(jobs[2], out).write_bytes(b'damaged')
     monkeypatch.setenv('PYTHONPATH', str(HERE))
     before = pages()['grid'].read_bytes()
-    assert bicl_report(grid=str(grid), out=str(out)) == 0
+    with tempfile.TemporaryDirectory() as own, monkeypatch.context() as m: # short: sockets go there, too
+        m.setattr(tempfile, 'tempdir', own)
+        (Path(own)/f'bicl-{2**22 + 1}-killed').mkdir() # no process has such a number
+        assert bicl_report(grid=str(grid), out=str(out)) == 0
+        assert not os.listdir(own)
     said, page = capfd.readouterr().out.strip(), (out/'index.md').read_text()
     assert '8 of 10 runs' in said and jobs[0].label in said and jobs[2].label in said
     assert '1 were made by an older version' in said and said in page
