@@ -272,6 +272,11 @@ def test_the_markdown_of_a_page_is_the_page(name):
     assert not [x for x in links if not (path.parent/x).exists()]
 
 
+def test_what_make_reproduce_leaves_is_not_counted(execute, tmp_path):
+    for name in ('listing', 'quick', 'of_a_reader'): (tmp_path/name).symlink_to(ROOT/'reports'/'listing')
+    assert '**12 runs of 1 grids' in execute('reproducibility', rows=str(tmp_path))
+
+
 @pytest.mark.parametrize('grid, methods', [
     ('search', {'BiCL++', 'DER++'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'})])
 def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
