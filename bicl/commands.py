@@ -217,7 +217,6 @@ class Board:
         from bicl.runner import progress_of
         from tqdm import tqdm
         self.title, self.todo, self.workers = title, todo, workers
-        self.names = {id(job): name for name, job in todo.items()} # a name is dear to compute
         self.progress = lambda job: progress_of(job, out)
         self.began, self.seen, self.lines = {}, set(), not sys.stderr.isatty()
         self.state, self.moved = None, 0.
@@ -246,12 +245,11 @@ class Board:
 def __call__(self:Board, outcomes:dict, here, elsewhere=()): # jobs that we run, and others
     "Show how things stand."
     now, running = time.monotonic(), [*here, *elsewhere]
-    name = lambda j: self.names.get(id(j)) or j.name
-    at = {name(j): self.progress(j) for j in running}
+    at = {j.name: self.progress(j) for j in running}
     for n in at: self.began.setdefault(n, now)
     for n in outcomes.keys() - self.seen: self.ended(n, outcomes[n])
     self.look((len(outcomes), at), here, elsewhere)
-    spent = [(j, now - self.began[n], at[n]) for j, n in zip(running, at)]
+    spent = [(j, now - self.began[j.name], at[j.name]) for j in running]
     spent += [(self.todo[n], o.seconds, 1.) for n, o in outcomes.items() if o.status == 'ran']
     left = time_left(spent, [j for n, j in self.todo.items() if n not in at.keys() | outcomes],
                      self.workers)
@@ -259,7 +257,7 @@ def __call__(self:Board, outcomes:dict, here, elsewhere=()): # jobs that we run,
     self.bar.set_description_str(
         f'{self.title} {len(outcomes)}/{len(self.todo)} runs, '
         f'{"?" if left is None else self.bar.format_interval(left)} left  '
-        + ' · '.join(f'{j.label} {done:.0%}' for j, done in zip(running, at.values())))
+        + ' · '.join(f'{j.label} {at[j.name]:.0%}' for j in running))
 
 # %% ../nbs/25_commands.ipynb #c8
 def summary_text(
