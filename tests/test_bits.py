@@ -25,8 +25,8 @@ def test_warm_cache(cold):
 PRODUCT = '''
 import numpy as np
 from bicl.arithmetic import aligned, blocks, multiply
-x, W = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((30, 200), (200, 104)))
-multiply(out := aligned(30, 104, dtype=np.float32), blocks([np.maximum(x, 0)]), W)
+x, W = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((30, 200), (200, 112)))
+multiply(out := aligned(30, 112, dtype=np.float32), blocks([np.maximum(x, 0)]), W)
 '''
 
 def test_no_place_for_a_cache(cold):
