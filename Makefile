@@ -67,7 +67,9 @@ versions: ## the quick tests elsewhere: make versions PYTHONS="3.12 3.13 newest 
 	    newest) what="$$what CONSTRAINTS=";; \
 	    lowest) mkdir -p build; python .ci/constraints.py --lowest > build/lowest.txt; \
 	        what="$$what CONSTRAINTS=build/lowest.txt";; \
-	    *) what="PYTHON=$$(command -v python$$v || ls -d ~/.pyenv/versions/$$v*/bin/python | tail -n 1)";; esac; \
+	    *) what=; for p in python$$v ~/.pyenv/versions/$$v*/bin/python; do \
+	        if $$p --version >/dev/null 2>&1; then what="PYTHON=$$p"; break; fi; done;; esac; \
+	    [ -n "$$what" ] || { echo "make versions: no Python $$v is installed here" >&2; bad=1; continue; }; \
 	    $(MAKE) VENV=.venv-$$v $$what test PYTEST='$(QUICK)' || bad=1; done; exit $$bad
 
 readme: README.md ## README.md from nbs/index.ipynb, with the numbers that are in reports/

@@ -355,13 +355,15 @@ def side_by_side(sides, f)->np.ndarray: # `[b, S]`; sides: lists of parts (x, y,
 
 def gathered(sides, r:int, bytes:bool)->tuple[Tensor, np.ndarray]: # samples `[N, d]`, ids `[b, S]`
     "All samples that replica `r` uses in a block, and which ones in each round."
-    pools, n = {}, 0 # of every pool: where its samples begin, how many there are, and they themselves
-    for x, _, idx, *_ in sum(sides, []):
-        held = pools.setdefault(id(x), [0, 0, x])
-        held[1] = max(held[1], int(idx[r].max()) + 1)
-    for held in pools.values(): held[0], n = n, n + held[1]
-    xs = [encode(x[r, :k]) if bytes and x.dtype != torch.uint8 else x[r, :k] for _, k, x in pools.values()]
-    return torch.cat(xs), side_by_side(sides, lambda x, y, idx, *_: idx[r] + pools[id(x)][0])
+    pools, rows, n = {}, {}, 0 # of every pool: its samples, and where they are asked for
+    for x, _, idx, *_ in sum(sides, []): pools.setdefault(id(x), (x, []))[1].append(idx[r].flatten())
+    for k, (_, at) in pools.items():
+        rows[k] = torch.cat(at).unique(), n # those that are, and where they begin
+        n += len(rows[k][0])
+    xs = [x[r, rows[k][0]] for k, (x, _) in pools.items()]
+    xs = [encode(x) if bytes and x.dtype != torch.uint8 else x for x in xs]
+    place = lambda x, y, idx, *_: torch.searchsorted(rows[id(x)][0], idx[r].contiguous()) + rows[id(x)][1]
+    return torch.cat(xs), side_by_side(sides, place)
 
 def matched_by(sides, r:int, dtype)->tuple[np.ndarray, np.ndarray]: # goal `[b, S, C or 0]`, pull `[S]`
     "The outputs that replica `r` is to match in a block, and how strongly."

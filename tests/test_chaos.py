@@ -64,7 +64,7 @@ def test_a_bit_of_everything(turmoil):
     r.look()
     r.bury()
     r.close_books()
-    assert not r.tally.bad, (r.tally, r.left, r.said, said)
+    assert not r.tally.bad, (r.left, r.tally, r.said, said)
     for p in chaos.results(r.out): assert 'injected-parameters' in p.with_suffix('.ipynb').read_text()
 
 

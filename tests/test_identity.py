@@ -21,7 +21,7 @@ from bicl.core import Rng, digest
 from bicl.data import available
 from bicl.jobs import Job, finished, load_grid
 from bicl.learner import METHODS, best_settings
-from bicl.runner import Outcome, execute, sort_out
+from bicl.runner import Outcome, execute, sort_out, tell
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -377,6 +377,16 @@ def test_a_worker_with_other_code(tmp_path):
     assert got.status == 'failed' and f'version is 7 there and {job.version} here' in got.note
     assert sorted(p.name for p in (tmp_path/'runs').iterdir()) == before
     assert execute(job, tmp_path, job.identity()) == Outcome('skipped', note='finished by another runner')
+
+
+def test_finished_by_another_while_our_kernel_died(tmp_path):
+    "A runner tells of its dead kernel when another has finished the run already: the second try leaves nothing of that."
+    job = JOBS['toy']
+    toys.fake(job, tmp_path, T=2)
+    tell(job, tmp_path, Outcome('died', note='the kernel died'))
+    (tmp_path/'checkpoints'/f'{job.name}.log').write_text('Killed')
+    assert execute(job, tmp_path).status == 'skipped'
+    assert not [*(tmp_path/'checkpoints').iterdir()]
 
 
 def test_the_device_is_recorded(tmp_path):
