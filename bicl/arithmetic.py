@@ -4,19 +4,22 @@
 
 # %% auto #0
 __all__ = ['FAST', 'HOW', 'LANE', 'MANY', 'REST', 'Weights', 'Pool', 'BLOCK', 'DEEP', 'TILED', 'LISTED', 'exported', 'record',
-           'compiled', 'Lanes', 'LanesModel', 'on_lanes', 'fetch', 'put', 'plus', 'dot', 'bump', 'natural', 'compress',
-           'wide', 'add_rows', 'pull_back', 'add_outer', 'aligned', 'copy', 'inner', 'add_times', 'make_weights',
-           'layer', 'pad', 'unpad', 'Copy', 'copies_of', 'weights_of', 'list_samples', 'empty_pool', 'make_pool',
-           'blocks', 'add_products', 'multiply', 'tile', 'tiles', 'matmul', 'Shown', 'test_compiled', 'can_compile']
+           'noticing', 'compiled', 'Lanes', 'LanesModel', 'on_lanes', 'fetch', 'put', 'plus', 'dot', 'bump', 'natural',
+           'compress', 'wide', 'add_rows', 'pull_back', 'add_outer', 'aligned', 'copy', 'inner', 'add_times',
+           'make_weights', 'layer', 'pad', 'unpad', 'Copy', 'copies_of', 'weights_of', 'list_samples', 'empty_pool',
+           'make_pool', 'blocks', 'add_products', 'multiply', 'tile', 'tiles', 'matmul', 'Shown', 'test_compiled',
+           'can_compile']
 
 # %% ../nbs/14_arithmetic.ipynb #c2
 import sys
 from collections import namedtuple
+from contextlib import suppress
 from dis import get_instructions
 from functools import lru_cache
 from importlib import import_module
 from inspect import getsource
 from itertools import product
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +30,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from torch import Tensor
 
+from .core import digest
 from .learner import Networked, evaluate
 from .models import MLP, layers_of, register_engine
 
@@ -67,12 +71,22 @@ HOW = dict(forceinline=True, nogil=True, fastmath=FAST, error_model='numpy')
 @lru_cache
 def _say_once(what:str): print(what, file=sys.stderr)
 
+@lru_cache
+def _this_module()->str: return digest(Path(import_module('bicl.arithmetic').__file__).read_text('utf-8'))
+
+def noticing(kernel):
+    "A kernel whose cache on disk is outdated, too, when this module is changed, which is a part of it."
+    with suppress(AttributeError): # numba has no official way, and looks at the kernel's own module only
+        kept = kernel._cache._cache_file
+        kept._source_stamp = kept._source_stamp, _this_module()
+    return kernel
+
 def compiled(
     f, # a function of arrays and numbers
 ):
     "Compile `f`, when it is first called; within other compiled functions it becomes part of them."
     if known := exported(f): return known
-    try: return njit(cache=True, **HOW)(f)
+    try: return noticing(njit(cache=True, **HOW)(f))
     except RuntimeError as e:
         if 'cannot cache' not in str(e): raise
         _say_once('bicl: numba finds no folder to cache in and will compile anew in every process '

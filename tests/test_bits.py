@@ -3,9 +3,9 @@
 Each state is a fresh process with a cache folder of its own; what is compared are digests of all
 parameters and accuracies of every method after two short tasks (see bits.py).
 """
-import shutil, subprocess, sys
+import os, shutil, subprocess, sys
 
-from conftest import bits as run
+from conftest import ROOT, bits as run
 
 COMPILED = ('Online', 'EWC', 'GEM', 'MER', 'BiCL', 'BiCL++', 'ER', 'DER++')
 
@@ -37,3 +37,15 @@ def test_no_place_for_a_cache(cold):
     assert done.stderr.count(b'NUMBA_CACHE_DIR') == 1
     exec(PRODUCT, here := {}) # from the cache
     assert here['out'].any() and done.stdout == here['out'].tobytes()
+
+def test_a_change_of_the_arithmetic_is_noticed(tmp_path):
+    "A kernel of another module has it built in: what is in the cache must not be used any more."
+    shutil.copytree(ROOT/'bicl', tmp_path/'bicl', ignore=shutil.ignore_patterns('__pycache__'))
+    (tmp_path/'own.py').write_text('import numpy as np\nfrom bicl.arithmetic import compiled, inner\n'
+                                   '@compiled\ndef square(a): return inner(a, 0, a, 0, 3)\nprint(square(np.arange(1., 4)))\n')
+    env = os.environ | dict(NUMBA_CACHE_DIR=str(tmp_path/'cache'), PYTHONPATH=str(tmp_path))
+    said = lambda: subprocess.run([sys.executable, 'own.py'], cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+    assert said() == '14.0\n' and [*(tmp_path/'cache').rglob('own.square*.nbi')]
+    path = tmp_path/'bicl'/'arithmetic.py'
+    path.write_text(path.read_text().replace('s += a[i+k]*b[j+k]', 's += 2*a[i+k]*b[j+k]'))
+    assert said() == '28.0\n'
