@@ -170,8 +170,8 @@ def pick_device(
 def sockets(folder:str)->dict:
     "Arguments for papermill: sockets in `folder` instead of TCP ports, where that is possible."
     from traitlets.config import Config
-    if os.name != 'posix' or len(folder) > 80: return {} # the path of a socket must be short
-    where = dict(transport='ipc', connection_file=f'{folder}/k.json')
+    where = dict(connection_file=f'{folder}/k.json')
+    if os.name == 'posix' and len(folder) <= 80: where['transport'] = 'ipc' # a socket's path must be short
     return dict(config=Config(KernelManager=where))
 
 def homes(modules=())->str: # names

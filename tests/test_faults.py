@@ -394,3 +394,10 @@ def test_dask_loses_its_scheduler(tmp_path):
         assert f'the scheduler at {address} is gone' in outcome.note and 'same command' in outcome.note
     finally: engine.close()
     assert what_happened(JOB, tmp_path/'out')['state'] == 'failed'
+
+
+def test_connection_files_stay_in_their_folder():
+    "Where a path is too long for a socket, too: what a killed runner leaves must be found and swept."
+    for folder in ('/tmp/a', f'/tmp/{"a"*90}'):
+        where = bicl.core.sockets(folder)['config'].KernelManager
+        assert where.connection_file == f'{folder}/k.json' and ('transport' in where) == (len(folder) < 80)
