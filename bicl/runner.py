@@ -128,7 +128,7 @@ def execute(
             return Outcome('failed', note=f'{there} ("there"): {"; ".join(odd)}')
         with claim(scratch(job, out, '.lock')) as mine:
             if not mine: return Outcome('busy')
-            if finished(job, out): return _tidy(job, out) or Outcome('skipped', note='finished by another runner')
+            if finished(job, out): _tidy(job, out); return Outcome('skipped', note='finished by another runner')
             _papermill(job, out, manager and manager(scratch(job, out, '.log'), limit))
         status, note = 'ran', ''
     except Exception as e:
