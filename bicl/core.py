@@ -108,7 +108,7 @@ def permutation(self:Rng,
     k:int|None=None, # keep only the first k (a sample without replacement)
 )->Tensor:
     "A random permutation per replica, `[R, n]` or `[R, k]`."
-    return self.bits(n).argsort(dim=1)[:, :k]
+    return self.bits(n).topk(n if k is None else k, largest=False).indices
 
 # %% ../nbs/00_core.ipynb #new2055
 def gather(

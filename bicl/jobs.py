@@ -11,7 +11,7 @@ __all__ = ['STREAM', 'LOOP', 'STREAMS', 'KEYS', 'TOP', 'MOST', 'COLUMNS', 'Job',
 # %% ../nbs/21_jobs.ipynb #c2
 import fnmatch, json, os, re, sys
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from glob import escape
 from hashlib import sha256
 from itertools import product
@@ -53,8 +53,7 @@ class Job:
     @property
     def label(self)->str:
         "How the job is called on the screen."
-        words = self.method, self.memory, self.benchmark, self.detail
-        return ' '.join(str(w) for w in words if w)
+        return ' '.join(str(w) for w in (self.method, self.memory, self.benchmark, self.detail) if w)
 
     def has(self, only:str)->bool:
         "Are all of these words in its label, as such or between hyphens? `*` stands for anything."
@@ -84,8 +83,8 @@ def chosen(self:Job):
     m, memory = find_method(self.method), self.memory or 200 # as in `make_learner`
     given = best_settings(m.name, self.benchmark, memory) if self.preset else {}
     if any(f.name == 'memory' for f in fields(m.settings)): given['memory'] = memory
-    own = {k: v for k, v in self.settings.items() if not k.startswith('stream.')}
-    return make_settings(m, given | own)
+    given |= {k: v for k, v in self.settings.items() if not k.startswith('stream.')}
+    return make_settings(m, given)
 
 @patch
 def resolve(self:Job)->dict:
@@ -333,8 +332,8 @@ COLUMNS = ('benchmark method memory protocol tuning seed task_trained task_teste
 @patch
 def ask(self:Job)->dict:
     "The question as it was worded, before presets."
-    left_out = 'device', 'detail'
-    return json.loads(json.dumps({k: v for k, v in asdict(self).items() if k not in left_out}))
+    own = {k: v for k, v in asdict(self).items() if k not in ('device', 'detail')}
+    return json.loads(json.dumps(own))
 
 @patch
 def full_settings(self:Job)->dict:
@@ -350,8 +349,7 @@ def result_rows(
     text = lambda d: json.dumps(d, sort_keys=True)
     if run.settings and text(run.settings) != text(job.resolve()): raise ValueError(
         f'the run used {run.settings}, but the job asked for {job.resolve()}')
-    own = 'seed task_trained task_tested metric value'.split()
-    df = pd.concat([run.rows(), extra], ignore_index=True)[own].assign(
+    df = pd.concat([run.rows(), extra], ignore_index=True)[COLUMNS[5:10]].assign(
         benchmark=job.benchmark, method=job.method, memory=pd.array([job.memory], 'Int64')[0],
         protocol=job.protocol, tuning=job.tuning, stamp=job.stamp, version=job.version,
         settings=text(job.full_settings()), device=kind_of(run.device), seconds=run.seconds,
@@ -362,8 +360,13 @@ def result_rows(
 class ResultError(ValueError): "A result file is damaged or is not one."
 
 def _checksum(rows:pd.DataFrame)->bytes:
-    "A checksum of rows, whatever file they are in."
-    return sha256(rows.to_csv(index=False).encode()).hexdigest().encode()
+    "Of a run's rows as text, whatever file they are in; what all have in common is written once."
+    text = partial(pd.DataFrame.to_csv, index=False, header=False, lineterminator='\n')
+    before, own, after = (rows[c] for c in (COLUMNS[:5], COLUMNS[5:10], COLUMNS[10:]))
+    if any((p.nunique(dropna=False) != 1).any() for p in (before, after)): raise ValueError('not one run')
+    a, b = (text(p[:1])[:-1] for p in (before, after))
+    lines = (f'{a},{line},{b}' for line in text(own).split('\n')[:-1])
+    return sha256('\n'.join([','.join(COLUMNS), *lines, '']).encode()).hexdigest().encode()
 
 def write_result(rows:pd.DataFrame, path):
     "Write rows so that they appear whole or not at all."
@@ -387,8 +390,7 @@ def _lacks(df:pd.DataFrame)->str:
     T, test = df.task_tested.max(), ask['settings'].get('stream.test', TESTS[0])
     want = dict(all=T*(T + 1), seen=T*(T + 1)/2, new=2*T - 1)[test] * len(ask['seeds'])
     main = METHODS[m].cls.metric if (m := df.method.iloc[0]) in METHODS else 'accuracy'
-    there = (df.metric == main).sum()
-    return '' if there in (0, want) else f'{there} numbers of {main}, not {want:.0f}'
+    return '' if (n := (df.metric == main).sum()) in (0, want) else f'{n} numbers of {main}, not {want:.0f}'
 
 @cache
 def _read(path:Path, when:int)->pd.DataFrame:
@@ -435,8 +437,7 @@ def answers(
     out, # the grid's folder
 )->list[Path]: # the one of the present identity first, then by version
     "All readable results that answer this question, whatever made them."
-    ask = job.ask()
-    rest = lambda q: {k: v for k, v in q.items() if k not in ('settings', 'preset')}
+    ask, rest = job.ask(), lambda q: {k: v for k, v in q.items() if k not in ('settings', 'preset')}
     def fits(a):
         q = Job(**json.loads(a['asked'])).ask() # the same words, or other ones for the same
         return q == ask or rest(q) == rest(ask) and json.loads(a['settings']) == job.full_settings()
@@ -458,8 +459,7 @@ def _readable(path:Path)->bool:
 
 def finished(job:Job, out)->bool:
     "Are rows and notebook there, readable, of the present identity and of the device asked for?"
-    path = answer(job, out)
-    return (path is not None and current(job, path) and _readable(path.with_suffix('.ipynb'))
+    return ((path := answer(job, out)) is not None and current(job, path) and _readable(path.with_suffix('.ipynb'))
             and kind_of(job.device) in ('auto', about(path)['device']))
 
 # %% ../nbs/21_jobs.ipynb #c46
