@@ -231,7 +231,8 @@ def manager(self:Kernels, env:dict, log='', limit=None)->type: # of a kernel; se
             if this.process: this.pid = this.pgid = this.process.pid
             else:
                 with open(log or os.devnull, 'wb') as f:
-                    await super().launch_kernel([*cmd, ALONE], **kw | dict(env=every, stderr=f))
+                    safe = every | dict(PYTHONSAFEPATH='1') # older kernels import from the current folder
+                    await super().launch_kernel([*cmd, ALONE], **kw | dict(env=safe, stderr=f))
             self.all.append(this.process)
             if limit: asyncio.get_running_loop().call_later(limit, this.process.kill)
             if self.closed: this.process.kill() # too late
