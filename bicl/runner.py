@@ -189,7 +189,7 @@ class Forked(psutil.Process):
 class Kernels:
     "Forks kernels from a process that has imported everything already."
     def __init__(self, env:dict, log, plugins=()): # environment of that process; messages go there
-        self.env = dict(BICL_PLUGINS=','.join(plugins), PYTHONPATH=homes(plugins)) | env
+        self.env = dict(BICL_PLUGINS=','.join(plugins), PYTHONPATH=homes(plugins), PYTHONSAFEPATH='1') | env
         self.log, self.lock, self.proc = log, threading.Lock(), None
         self.all, self.closed = [], False
         if sys.platform == 'linux': self.start()
@@ -231,8 +231,7 @@ def manager(self:Kernels, env:dict, log='', limit=None)->type: # of a kernel; se
             if this.process: this.pid = this.pgid = this.process.pid
             else:
                 with open(log or os.devnull, 'wb') as f:
-                    safe = every | dict(PYTHONSAFEPATH='1') # older kernels import from the current folder
-                    await super().launch_kernel([*cmd, ALONE], **kw | dict(env=safe, stderr=f))
+                    await super().launch_kernel([*cmd, ALONE], **kw | dict(env=every, stderr=f))
             self.all.append(this.process)
             if limit: asyncio.get_running_loop().call_later(limit, this.process.kill)
             if self.closed: this.process.kill() # too late
