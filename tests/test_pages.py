@@ -278,13 +278,14 @@ def test_what_make_reproduce_leaves_is_not_counted(execute, tmp_path):
 
 
 @pytest.mark.parametrize('grid, methods', [
-    ('search', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Independent', 'EWC', 'Joint', 'AGEM'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'})])
+    ('search', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Independent', 'EWC', 'Joint', 'AGEM'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'}),
+    ('search_cifar10', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Joint'})])
 def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
-    from choose_presets import found, searched
+    from choose_presets import found, joined, searched
     path = ROOT/'nbs'/'experiments'/'presets.yaml'
     stored, text = bicl.core.load_yaml(path), path.read_text(encoding='utf-8')
     assert {m for m in stored if grid in searched(text, m)} == methods
     for m in methods:
         won = found(grid, m)
-        assert won and all(stored[m][b] == sizes for b, sizes in won.items()), 'run nbs/experiments/choose_presets.py'
+        assert won and joined(stored[m], won) == stored[m], 'run nbs/experiments/choose_presets.py'

@@ -49,14 +49,20 @@ def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → set
         if other in out: out[b] = out[other]
     return out
 
+def by_memory(entry:dict)->bool: return bool(entry) and all(isinstance(m, int) for m in entry)
+
+def joined(old:dict, new:dict)->dict: # benchmark → settings, or memory → settings
+    "The entries of a method: new ones beside old ones, also of single memories."
+    return old | {b: old[b] | v if by_memory(v) and by_memory(old.get(b)) else v for b, v in new.items()}
+
 flow = lambda d: '{' + ', '.join(f'{k}: {json.dumps(v)}' for k, v in d.items()) + '}'
 
 def block(method:str, entries:dict, searches)->str:
     "The entry of a method, as YAML."
     text = f'{method}: # by choose_presets.py: {", ".join(sorted(searches))}\n'
     for b, found in entries.items():
-        if not found or not all(isinstance(m, int) for m in found): text += f'  {b}: {flow(found)}\n'
-        else: text += f'  {b}:\n' + ''.join(f'    {m}: {flow(d)}\n' for m, d in sorted(found.items()))
+        if by_memory(found): text += f'  {b}:\n' + ''.join(f'    {m}: {flow(d)}\n' for m, d in sorted(found.items()))
+        else: text += f'  {b}: {flow(found)}\n'
     return text
 
 def searched(text:str, method:str)->set:
@@ -69,7 +75,7 @@ def main(grid:str, *methods:str):
     for m in methods:
         text, old = path.read_text(encoding='utf-8'), (load_yaml(path) or {}).get(m) or {}
         if not (new := found(grid, m)): raise SystemExit(f'{grid} has no rows of {m}')
-        entry, rest = block(m, old | new, searched(text, m) | {grid}), re.compile(ENTRY.format(re.escape(m)), re.M)
+        entry, rest = block(m, joined(old, new), searched(text, m) | {grid}), re.compile(ENTRY.format(re.escape(m)), re.M)
         with atomic(path) as f: f.write(rest.sub(lambda _, e=entry: e, text) if m in (load_yaml(path) or {}) else text + entry)
 
 if __name__ == '__main__': main(*sys.argv[1:])
