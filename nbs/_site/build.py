@@ -21,7 +21,7 @@ PARTS = { # the book: part → numbers of its chapters
     'I The world': range(0, 4), 'II The method': range(4, 11), 'III The rivals': range(11, 18),
     'IV The other half': range(18, 20), 'V The study': range(20, 26), 'VI Yours': range(26, 28)}
 FIRST = { # what comes first in its folder; the rest by name
-    'pages': ('table1', 'outputs', 'ablations', 'generative', 'search', 'speed', 'gpu', 'faults'),
+    'pages': ('table1', 'outputs', 'classes', 'ablations', 'generative', 'search', 'speed', 'gpu', 'faults'),
     'tutorials': ('quickstart', 'your_own_data', 'your_own_model', 'your_own_method', 'how_to')}
 ANY = NBS/'pages'/'grid.ipynb' # a page for any grid: no result of its own
 
