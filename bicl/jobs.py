@@ -466,8 +466,7 @@ def finished(job:Job, out)->bool:
 # %% ../nbs/21_jobs.ipynb #c46
 def supersede(job:Job, out):
     "Remove the results of older versions of the method, once the present one has answered."
-    if not finished(job, out): return
-    for p in answers(job, out)[1:]:
+    for p in answers(job, out)[1:] if finished(job, out) else ():
         if _number(about(p)['version']) < _number(job.version):
             for q in p.parent.glob(f'{escape(p.stem)}.*'): q.unlink(missing_ok=True)
 
