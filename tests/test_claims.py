@@ -150,6 +150,20 @@ def test_duels(i, a, b, seeds):
     assert ((up if mean[0] > 0 else down) if clear else 'Not shown.') in said
 
 
+@pytest.mark.parametrize('a, b', [('BiCL++', 'DER++'), ('BiCL', 'ER')])
+def test_duels_where_classes_are_new(a, b):
+    "On the page, and of BiCL++ on the front page: from the rows of every run, without the streams whose task is told."
+    rows = pd.concat([pd.read_parquet(p) for g in ('split', 'cifar10') for p in sorted((REPORTS/g/'runs').glob('*.parquet'))])
+    rows = rows[(rows.metric == 'accuracy') & ~rows.benchmark.str.endswith('-task')].assign(memory=lambda f: f.memory.fillna(0).astype(int))
+    last = rows[rows.task_trained == rows.groupby('stamp').task_trained.transform('max')]
+    more, less, n, ahead, behind, *mean = duel(last.groupby([*KEY, 'seed']).value.mean().rename('RA').reset_index(), a, b)
+    low = [f'{x:+.2f}'.replace('-', '−') for x in mean]
+    pooled = f'over {n} cells {low[0]} points [{low[1]}, {low[2]}] on average, ahead in {ahead} of {ahead + behind} pairs'
+    page = (REPORTS/'classes.md').read_text()
+    assert f'**{a} against {b}**: more in {more} of {n} columns, less in {less}, ' in page and pooled in page
+    if a == 'BiCL++': assert f'more in {more} of {n} columns and less in {less}; {pooled}' in (ROOT/'README.md').read_text()
+
+
 def test_ablations_follow_from_their_pairs():
     "Differences, p-values, Holm's correction and verdicts of reports/ablations.csv, from the differences by seed."
     t = pd.read_csv(REPORTS/'ablations.csv')
