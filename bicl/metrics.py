@@ -7,7 +7,7 @@ __all__ = ['METRICS', 'HIGHER', 'COLLAPSE', 'COLLAPSED', 'LEVEL', 'BOUND', 'TEST
            'PAPER_RUNS', 'PAPER', 'MARGIN', 'REACH', 'RULE', 'VERDICTS', 'as_matrix', 'BTI', 'FWT', 'forgetting',
            'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'summary', 'paired_p',
            'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel',
-           'paper_table', 'like_paper', 'paper_interval', 'apart', 'verdict']
+           'duel_words', 'paper_table', 'like_paper', 'paper_interval', 'apart', 'verdict']
 
 # %% ../nbs/20_metrics.ipynb #c2
 import json
@@ -296,6 +296,12 @@ def duel(
     found = [dict(benchmark=k[0], memory=k[1] or pd.NA, metric=metric, rival=b) | compare(x, y)
              for k, x, y in meet if y is not None and len(x.index.intersection(y.index)) > 1]
     return judge(found, ['rival']).astype(dict(memory='Int64')) if found else pd.DataFrame()
+
+def duel_words(d:pd.DataFrame)->str: # from `duel`
+    "Columns that differ after correction, columns that are equal, and all columns together, in words."
+    n, equal = d.verdict.value_counts(), d.equal & (d.verdict == UNSEEN)
+    return (f'more in {n.get("helps", 0)} of {len(d)} columns, less in {n.get("hurts", 0)}; {equal.sum()} of the others '
+            f'are equal within a point; {pooled_words(pool(d.pairs))}')
 
 # %% ../nbs/20_metrics.ipynb #c41
 PAPER_RUNS = 5 # the paper prints standard deviations but not of how many runs; five is our reading

@@ -160,7 +160,7 @@ def test_duels_where_classes_are_new(a, b):
     low = [f'{x:+.2f}'.replace('-', '−') for x in mean]
     pooled = f'over {n} cells {low[0]} points [{low[1]}, {low[2]}] on average, ahead in {ahead} of {ahead + behind} pairs'
     page = (REPORTS/'classes.md').read_text()
-    assert f'**{a} against {b}**: more in {more} of {n} columns, less in {less}, ' in page and pooled in page
+    assert f'**{a} against {b}**: more in {more} of {n} columns, less in {less}; ' in page and pooled in page
     if a == 'BiCL++': assert f'more in {more} of {n} columns and less in {less}; {pooled}' in (ROOT/'README.md').read_text()
 
 

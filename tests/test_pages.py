@@ -277,15 +277,18 @@ def test_what_make_reproduce_leaves_is_not_counted(execute, tmp_path):
     assert '**12 runs of 1 grids' in execute('reproducibility', rows=str(tmp_path))
 
 
+LATER = {('search', 'GEM'): {5120}} # memories that a search has not come to: these have the settings of the reference runs
+
 @pytest.mark.parametrize('grid, methods', [
     ('search', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Independent', 'EWC', 'Joint', 'AGEM', 'GEM'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'}),
     ('search_cifar10', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Joint'})])
 def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
-    from choose_presets import found, joined, searched
+    from choose_presets import found, searched
     path = ROOT/'nbs'/'experiments'/'presets.yaml'
     stored, text = bicl.core.load_yaml(path), path.read_text(encoding='utf-8')
     assert {m for m in stored if grid in searched(text, m)} == methods
     for m in methods:
         won = found(grid, m)
-        assert won and joined(stored[m], won) == stored[m], 'run nbs/experiments/choose_presets.py'
+        here = {b: {k: v for k, v in stored[m][b].items() if k not in LATER.get((grid, m), ())} for b in won}
+        assert won and here == won, 'run nbs/experiments/choose_presets.py'
