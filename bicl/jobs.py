@@ -9,11 +9,12 @@ __all__ = ['STREAM', 'LOOP', 'STREAMS', 'KEYS', 'TOP', 'MOST', 'COLUMNS', 'Job',
            'start', 'finish']
 
 # %% ../nbs/21_jobs.ipynb #c2
-import fnmatch, json, os, re, sys
+import csv, fnmatch, json, os, re, sys
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache
 from glob import escape
 from hashlib import sha256
+from io import StringIO
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -133,14 +134,12 @@ def check(self:Job):
 STREAMS = {} # what was seen of streams in this process: a fingerprint, or why there is none
 
 def _stream_key(job:Job)->tuple:
-    return (job.benchmark, BENCHMARKS[job.benchmark].builder, tuple(job.seeds), job.tuning,
-            *sorted(job.of(STREAM).items()))
+    return job.benchmark, BENCHMARKS[job.benchmark].builder, tuple(job.seeds), job.tuning, *sorted(job.of(STREAM).items())
 
 @patch
 def stream(self:Job, device='cpu'):
     "The stream of this job, on that device."
-    s = make_stream(self.benchmark, self.seeds, **self.of(STREAM), device=device,
-                    tuning=self.tuning)
+    s = make_stream(self.benchmark, self.seeds, **self.of(STREAM), device=device, tuning=self.tuning)
     STREAMS[_stream_key(self)] = s.fingerprint()
     return s
 
@@ -161,15 +160,12 @@ def data(self:Job)->str:
 
 # %% ../nbs/21_jobs.ipynb #c19
 @patch(as_prop=True)
-def version(self:Job)->str:
-    "The version of the method."
-    return method_version(find_method(self.method))
+def version(self:Job)->str: return method_version(find_method(self.method)) # of the method
 
 @patch
 def question(self:Job, data:str='')->dict:
     "What is asked, in one form, however it was worded."
-    return question(self.benchmark, find_method(self.method), self.chosen(), self.seeds, data,
-                    **self.loop(), tuning=self.tuning)
+    return question(self.benchmark, find_method(self.method), self.chosen(), self.seeds, data, **self.loop(), tuning=self.tuning)
 
 @patch
 def identity(self:Job)->dict:
@@ -177,9 +173,7 @@ def identity(self:Job)->dict:
     return self.question(self.data) | dict(code=notebook_code(self.notebook_path))
 
 @patch(as_prop=True)
-def stamp(self:Job)->str:
-    "The identity of the run in sixteen digits."
-    return digest(self.identity())
+def stamp(self:Job)->str: return digest(self.identity()) # the identity in sixteen digits
 
 # %% ../nbs/21_jobs.ipynb #c20
 @patch(as_prop=True)
@@ -203,8 +197,7 @@ def _check_form(entry:dict):
         v = entry.get(k) or kind()
         if not isinstance(v, kind): raise ValueError(f'{k} must be {names[kind]}, got {v!r}')
         for name in v if kind is dict else ():
-            if not isinstance(name, str):
-                raise ValueError(f'{k} must be {names[kind]}, got {name!r} as a name')
+            if not isinstance(name, str): raise ValueError(f'{k} must be {names[kind]}, got {name!r} as a name')
 
 def _check_size(axes:dict): # name → values
     "Refuse what multiplies out to nothing, or to more than anybody wants."
@@ -360,13 +353,16 @@ def result_rows(
 class ResultError(ValueError): "A result file is damaged or is not one."
 
 def _checksum(rows:pd.DataFrame)->bytes:
-    "Of rows as text, whatever file they are in; what those of one run have in common is written once."
-    text = partial(pd.DataFrame.to_csv, index=False, header=False, lineterminator='\n')
-    if list(rows) != COLUMNS or any(rows[c].nunique(dropna=False) > 1 for c in COLUMNS[:5] + COLUMNS[10:]):
-        body = text(rows)
-    else:
-        a, b = (text(rows[:1][c])[:-1] for c in (COLUMNS[:5], COLUMNS[10:]))
-        body = ''.join(f'{a},{line},{b}\n' for line in text(rows[COLUMNS[5:10]]).split('\n')[:-1])
+    "Of rows as pandas writes them, only faster, whatever file they are in; what those of one run have in common is written once."
+    def text(columns):
+        csv.writer(f := StringIO(), lineterminator='\n').writerows(zip(*columns))
+        return f.getvalue()
+    columns = [[None if no else v for v, no in zip(c.tolist(), c.isna())] if c.hasnans else c.tolist() for _, c in rows.items()]
+    same, own, too = columns[:5], columns[5:10], columns[10:]
+    if list(rows) == COLUMNS and len(rows) and all(c.count(c[0]) == len(c) for c in same + too):
+        a, b = (text([c[:1] for c in part])[:-1] for part in (same, too))
+        body = ''.join(f'{a},{line},{b}\n' for line in text(own).split('\n')[:-1])
+    else: body = text(columns)
     return sha256(f'{",".join(rows)}\n{body}'.encode()).hexdigest().encode()
 
 def write_result(rows:pd.DataFrame, path):
@@ -406,10 +402,17 @@ def _read(path:Path, when:int)->pd.DataFrame:
     if (what := _lacks(df)): raise ResultError(f'{path.name} is not complete: {what}')
     return df
 
-def read_result(path)->pd.DataFrame: # a file that `write_result` wrote
-    "Read and verify the rows of one run; once, as long as the file does not change."
-    try: return _read(Path(path), os.stat(path).st_mtime_ns).copy()
+@cache
+def _first(path:Path, when:int)->dict: return _read(path, when).iloc[0].to_dict()
+
+def _known_of(path, read):
+    "What was read of a file, which happens once, as long as it does not change."
+    try: return read(Path(path), os.stat(path).st_mtime_ns).copy()
     except FileNotFoundError as e: raise ResultError(f'there is no {path}') from e
+
+def read_result(path)->pd.DataFrame: # a file that `write_result` wrote
+    "The rows of one run, verified."
+    return _known_of(path, _read)
 
 # %% ../nbs/21_jobs.ipynb #c40
 def result_path(job:Job, out)->Path: return Path(out)/'runs'/f'{job.name}.parquet'
@@ -418,7 +421,7 @@ def scratch(job:Job, out, suffix:str)->Path: return Path(out)/'checkpoints'/f'{j
 
 def about(path)->dict|None:
     "The first row of a result, which has its identity; None if it is not there or not readable."
-    try: return read_result(path).iloc[0].to_dict()
+    try: return _known_of(path, _first)
     except ResultError: return None
 
 def same_settings(job:Job, path)->bool:
@@ -497,7 +500,6 @@ def finish(
     if (what := _lacks(rows)): raise ValueError(f'the rows of {job.label} are not written: {what}')
     if not out: return rows
     if arrays:
-        with atomic(result_path(job, out).with_suffix('.npz'), 'wb') as f:
-            np.savez_compressed(f, **arrays)
+        with atomic(result_path(job, out).with_suffix('.npz'), 'wb') as f: np.savez_compressed(f, **arrays)
     write_result(rows, result_path(job, out))
     return rows

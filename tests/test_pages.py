@@ -284,7 +284,7 @@ LATER = {('search', 'GEM'): {5120}} # memories that a search has not come to: th
     ('search_cifar10', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Joint'})])
 def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
-    from choose_presets import found, searched
+    from choose_presets import found, one, searched
     path = ROOT/'nbs'/'experiments'/'presets.yaml'
     stored, text = bicl.core.load_yaml(path), path.read_text(encoding='utf-8')
     assert {m for m in stored if grid in searched(text, m)} == methods
@@ -292,3 +292,6 @@ def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
         won = found(grid, m)
         here = {b: {k: v for k, v in stored[m][b].items() if k not in LATER.get((grid, m), ())} for b in won}
         assert won and here == won, 'run nbs/experiments/choose_presets.py'
+    if grid == 'search':
+        stored = (ROOT/'nbs'/'experiments'/'grids'/'one.yaml').read_text(encoding='utf-8')
+        assert stored == one(grid, 'ER', 'DER++', 'BiCL', 'BiCL++'), 'run nbs/experiments/choose_presets.py search --one …'

@@ -1,6 +1,7 @@
 """Write into presets.yaml what the searches have found: of each method, benchmark and memory the setting with the largest RA.
 
-    python nbs/experiments/choose_presets.py search BiCL ER    # by this search, of these methods
+    python nbs/experiments/choose_presets.py search BiCL ER          # by this search, of these methods
+    python nbs/experiments/choose_presets.py search --one BiCL ER    # one setting for all columns, as grids/one.yaml
 
 The searches must be on streams in tuning mode. Rotations over 0–180° are not searched and take those of 0–90°;
 streams of classes whose task is told take those of the same stream without it.
@@ -49,6 +50,29 @@ def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → set
         if other in out: out[b] = out[other]
     return out
 
+def common(grid:str, method:str, rows=None)->dict: # settings that differ from the defaults
+    "Of the settings that a search has tried in every column, the one with the largest mean RA."
+    mean = results(grid, rows)
+    mean = mean[mean.method == method].assign(memory=lambda f: f.memory.fillna(0))
+    told = mean.settings.map(lambda s: json.dumps(differing(method, s)))
+    wide = mean.assign(told=told).pivot_table(index='told', columns=['benchmark', 'memory'], values='value').dropna()
+    return json.loads(wide.mean(axis=1).idxmax())
+
+ONE = '''# One setting for all columns: of those that `{grid}` has tried in every column, the best on average. Written by choose_presets.py.
+title: One setting for all columns
+seeds: [0, 1, 2, 3, 4]
+benchmark: [mnist-rotations, mnist-permutations, fashion-permutations, notmnist-permutations]
+memory: [200, 500, 5120]
+protocol: buffered
+preset: false
+settings: {{stream.test: new}}
+runs:
+'''
+
+def one(grid:str, *methods:str)->str:
+    "A grid that runs each method with one setting in all columns."
+    return ONE.format(grid=grid) + ''.join(f'- {{method: {m}, settings: {flow(common(grid, m))}}}\n' for m in methods)
+
 def by_memory(entry:dict)->bool: return bool(entry) and all(isinstance(m, int) for m in entry)
 
 def joined(old:dict, new:dict)->dict: # benchmark → settings, or memory → settings
@@ -72,6 +96,9 @@ def searched(text:str, method:str)->set:
 
 def main(grid:str, *methods:str):
     path = HERE/'presets.yaml'
+    if methods[:1] == ('--one',):
+        with atomic(HERE/'grids'/'one.yaml') as f: f.write(one(grid, *methods[1:]))
+        return
     for m in methods:
         text, old = path.read_text(encoding='utf-8'), (load_yaml(path) or {}).get(m) or {}
         if not (new := found(grid, m)): raise SystemExit(f'{grid} has no rows of {m}')
