@@ -424,8 +424,7 @@ def about(path)->dict|None:
     try: return _known_of(path, _first)
     except ResultError: return None
 
-def same_settings(job:Job, path)->bool:
-    "Was this result made with the settings that the job has now?"
+def same_settings(job:Job, path)->bool: # was it made with the settings that the job has now?
     return json.loads(about(path)['settings']) == job.full_settings()
 
 def current(job:Job, path)->bool:
@@ -436,17 +435,19 @@ def current(job:Job, path)->bool:
 # %% ../nbs/21_jobs.ipynb #c41
 def _number(version:str)->int: return int(re.match(r'\d*', version)[0] or 0)
 
+@cache
+def _worded(asked:str)->dict: return Job(**json.loads(asked)).ask() # as it would be worded today
+
 def answers(
     job:Job,
     out, # the grid's folder
 )->list[Path]: # the one of the present identity first, then by version
     "All readable results that answer this question, whatever made them."
-    ask, rest = job.ask(), lambda q: {k: v for k, v in q.items() if k not in ('settings', 'preset')}
+    ask, now, rest = job.ask(), cache(job.full_settings), lambda q: {k: v for k, v in q.items() if k not in ('settings', 'preset')}
     def fits(a):
-        q = Job(**json.loads(a['asked'])).ask() # the same words, or other ones for the same
-        return q == ask or rest(q) == rest(ask) and json.loads(a['settings']) == job.full_settings()
-    there = sorted((Path(out)/'runs').glob(f'{escape(job.head)}*.parquet'))
-    found = [p for p in there if (a := about(p)) and fits(a)]
+        q = _worded(a['asked']) # the same words, or other ones for the same
+        return q == ask or rest(q) == rest(ask) and json.loads(a['settings']) == now()
+    found = [p for p in sorted((Path(out)/'runs').glob(f'{escape(job.head)}*.parquet')) if (a := about(p)) and fits(a)]
     return sorted(found, key=lambda p: (not current(job, p), -_number(about(p)['version'])))
 
 # %% ../nbs/21_jobs.ipynb #c42

@@ -80,7 +80,7 @@ def test_verdicts_and_their_counts(table):
     own = again[again.index.isin(['BiCL'], 'method') & again.index.isin(['RA'], 'metric')].value_counts()
     of = lambda c: [int(c.get(k, 0)) for k in ('reproduced', 'better', 'worse', 'undecided')]
     told = lambda c: ', '.join(f'{c[k]} {k}' for k in ('reproduced', 'better', 'worse', 'undecided') if k in c)
-    assert f'In {sum(of(n)[:2])} of {len(t)} values of RA and LA.** All values: {told(n)}. BiCL\'s own {own.sum()} values of RA: {told(own)} (' in said
+    assert f'In {sum(of(n)[:2])} of {len(t)} values of retained and learning accuracy (RA, LA).** All values: {told(n)}. BiCL\'s own {own.sum()} values of RA: {told(own)} (' in said
     assert said.split('([')[0] in (ROOT/'README.md').read_text()
     counted = re.findall(r'Of the (\d+) values of RA and LA that the paper prints, (\d+) are reproduced, (\d+) come out better, (\d+) worse, and (\d+)',
                          (REPORTS/'index.md').read_text())
