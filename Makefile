@@ -42,7 +42,7 @@ paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped)
 	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; $(MAKE) report || bad=1; exit $$bad
 
 # claims comes last: it reads what the other pages have written; some pages have no grid
-PAGES := explained strict listing rotations180 split cifar10 classes search generative ablations outputs speed gpu faults reproducibility table1 claims
+PAGES := explained strict listing rotations180 split cifar10 classes search generative ablations one outputs speed gpu faults reproducibility table1 claims
 report: $(RUN) ## pages, tables and figures in nbs/pages/ and reports/ from the runs that are finished
 	@bad=0; for g in $(PAGES); do \
 	    case $$g in classes|speed|gpu|faults|reproducibility|claims) ;; *) test -d reports/$$g/runs || continue;; esac; \

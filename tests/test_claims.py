@@ -150,18 +150,24 @@ def test_duels(i, a, b, seeds):
     assert ((up if mean[0] > 0 else down) if clear else 'Not shown.') in said
 
 
-@pytest.mark.parametrize('a, b', [('BiCL++', 'DER++'), ('BiCL', 'ER')])
-def test_duels_where_classes_are_new(a, b):
-    "On the page, and of BiCL++ on the front page: from the rows of every run, without the streams whose task is told."
-    rows = pd.concat([pd.read_parquet(p) for g in ('split', 'cifar10') for p in sorted((REPORTS/g/'runs').glob('*.parquet'))])
+def elsewhere(a, b, *grids):
+    "A duel in grids of their own, from the rows of every run, without the streams whose task is told; and what is said of all columns."
+    rows = pd.concat([pd.read_parquet(p) for g in grids for p in sorted((REPORTS/g/'runs').glob('*.parquet'))])
     rows = rows[(rows.metric == 'accuracy') & ~rows.benchmark.str.endswith('-task')].assign(memory=lambda f: f.memory.fillna(0).astype(int))
     last = rows[rows.task_trained == rows.groupby('stamp').task_trained.transform('max')]
     more, less, n, ahead, behind, *mean = duel(last.groupby([*KEY, 'seed']).value.mean().rename('RA').reset_index(), a, b)
     low = [f'{x:+.2f}'.replace('-', '−') for x in mean]
-    pooled = f'over {n} cells {low[0]} points [{low[1]}, {low[2]}] on average, ahead in {ahead} of {ahead + behind} pairs'
-    page = (REPORTS/'classes.md').read_text()
-    assert f'**{a} against {b}**: more in {more} of {n} columns, less in {less}; ' in page and pooled in page
-    if a == 'BiCL++': assert f'more in {more} of {n} columns and less in {less}; {pooled}' in (ROOT/'README.md').read_text()
+    return more, less, n, f'over {n} cells {low[0]} points [{low[1]}, {low[2]}] on average, ahead in {ahead} of {ahead + behind} pairs'
+
+
+@pytest.mark.parametrize('a, b, page, grids', [('BiCL++', 'DER++', 'classes.md', ('split', 'cifar10')), ('BiCL', 'ER', 'classes.md', ('split', 'cifar10')),
+                                               ('BiCL++', 'DER++', 'outputs.md', ('one',)), ('BiCL++', 'ER', 'outputs.md', ('one',))])
+def test_duels_elsewhere(a, b, page, grids):
+    "Where classes are new, and with one setting for all columns: on the page, and of BiCL++ and DER++ on the front page."
+    more, less, n, pooled = elsewhere(a, b, *grids)
+    text = (REPORTS/page).read_text()
+    assert f'**{a} against {b}**: more in {more} of {n} columns, less in {less}; ' in text and pooled in text
+    if b == 'DER++': assert f'more in {more} of {n} columns and less in {less}; {pooled}' in (ROOT/'README.md').read_text()
 
 
 def test_ablations_follow_from_their_pairs():
