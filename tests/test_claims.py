@@ -1,4 +1,5 @@
 """Every claim on the front page and on the pages, recomputed from the rows by other code: NumPy, pandas and SciPy, nothing of the package's statistics."""
+import csv
 import json
 import re
 from itertools import product
@@ -181,6 +182,16 @@ def test_ablations_follow_from_their_pairs():
             assert np.allclose(holm(p), part.p_holm, rtol=.02, atol=1e-3)
     named = np.where(t.p_holm >= .05, 'no difference seen', np.where(t['diff'] > 0, 'helps', 'hurts'))
     assert (named == t.verdict).all()
+
+
+def test_collapsed_seeds_of_the_bilevel_term_are_named():
+    said, fell = json.loads((REPORTS/'verdict.json').read_text())[2], 0
+    with open(REPORTS/'ablations.csv', newline='', encoding='utf-8') as f:
+        for r in csv.DictReader(f):
+            if r['factor'] != 'bilevel term' or r['metric'] != 'RA' or not r['collapsed']: continue
+            assert re.search(re.escape(f'{BENCHMARKS[r["benchmark"]].label} {r["memory"]}: {r["collapsed"]}') + r'(;|\. See)', said), r
+            fell += 1
+    assert ('collapsed' in said) == (fell > 0)
 
 
 def test_generative_claims(monkeypatch):
