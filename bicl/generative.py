@@ -23,7 +23,7 @@ from .models import baddbmm, bmm, errors, layers_of, outputs
 from .reptile import Level
 from .solvers import Adam, Slots, flatten
 from .streams import Block
-from .vae import PRECISIONS, VAE, NegativeBound, Squash, log_likelihood, split_vae
+from .vae import VAE, NegativeBound, Squash, log_likelihood, split_vae
 
 # %% ../nbs/19_generative.ipynb #c5
 @dataclass
@@ -35,7 +35,6 @@ class VAESettings(Settings):
     latent:int=within(50, low=1) # length of a code
     hidden:int=within(500, low=1) # width of the hidden layers
     samples:int=within(5000, low=1) # importance samples per test picture
-    precision:str=within('float32', among=tuple(PRECISIONS)) # of the decoder when testing
     drawn:int=within(100, low=1) # pictures drawn by every generator after every task
 
 # %% ../nbs/19_generative.ipynb #c8
@@ -107,8 +106,7 @@ def score(self:NaiveVAE, stream, tasks, chunk:int)->Tensor: # `[R, len(tasks)]`,
     s, now, out = self.settings, self.tasks_done, []
     for t in tasks:
         parts = [x for x, _ in stream.test(t, chunk)]
-        ll = log_likelihood(self.model, torch.cat(parts, 1), t, self.info.seeds, s.samples,
-                            s.precision)
+        ll = log_likelihood(self.model, torch.cat(parts, 1), t, self.info.seeds, s.samples)
         self.stderr[:, now, t] = ll.std(1)/sqrt(ll.shape[1])
         self.drawn[:, now, t] = self.draw(t)
         out.append(ll.mean(1))
