@@ -436,7 +436,11 @@ def current(job:Job, path)->bool:
 def _number(version:str)->int: return int(re.match(r'\d*', version)[0] or 0)
 
 @cache
-def _worded(asked:str)->dict: return Job(**json.loads(asked)).ask() # as it would be worded today
+def _worded(asked:str)->dict:
+    "A question as it would be asked today: without settings that its method no longer has."
+    job = Job(**json.loads(asked))
+    has = {f.name for f in fields(find_method(job.method).settings)}
+    return replace(job, settings={k: v for k, v in job.settings.items() if '.' in k or k in has}).ask()
 
 def answers(
     job:Job,

@@ -8,6 +8,7 @@ import gc, itertools, json, os, posixpath, re, shutil, subprocess, sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.modules.setdefault('rfc3987_syntax', None) # more than a second for a grammar of addresses that notebooks do not have
 import nbformat # noqa: E402
@@ -115,12 +116,15 @@ def render(nb):
 def executed(path=NBS/'index.ipynb', timeout=300):
     "The notebook with fresh outputs; cells marked `eval: false` or `cuda` are not run."
     from nbclient import NotebookClient
+
+    from bicl.core import sockets
     nb = nbformat.read(path, 4)
     kept = {c.id: c.source for c in nb.cells if {'eval: false', 'cuda'} & directives(c)}
     for c in nb.cells:
         if c.id in kept: c.source = ''
     os.environ['MPLBACKEND'] = 'module://matplotlib_inline.backend_inline' # or no figure is kept
-    NotebookClient(nb, timeout=timeout, resources={'metadata': {'path': str(path.parent)}}).execute()
+    with TemporaryDirectory(prefix='bicl-') as d:
+        NotebookClient(nb, timeout=timeout, resources={'metadata': {'path': str(path.parent)}}, **sockets(d)).execute()
     for c in nb.cells: c.source = kept.get(c.id, c.source)
     return nb
 
