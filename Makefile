@@ -26,7 +26,7 @@ BENCH   := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test paper report docs lab bench chaos versions readme export outputs clean distclean
+.PHONY: help reproduce test paper report docs lab bench chaos again versions readme export outputs clean distclean
 
 help: ## list the targets (this list)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,9 @@ bench: build/benchmark.ipynb ## speed against other libraries → reports/benchm
 
 chaos: $(DEV) ## kill, stop and fill up everything for half an hour → reports/chaos.csv and its page
 	@python tests/chaos.py $(CHAOS) && bicl_report faults
+
+again: $(DEV) ## a quarter of Table 1 anew, twice, from fresh clones: the same bits? → reports/again.csv
+	@python tests/again.py $(AGAIN); bad=$$?; bicl_report reproducibility; exit $$bad
 
 # an environment of 5 GB for each: .venv-3.12, .venv-3.13, .venv-newest, .venv-lowest
 QUICK := tests/test_house.py tests/test_data.py tests/test_streams.py tests/test_resume.py \

@@ -8,9 +8,11 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toys
 import torch
+from again import compared
 
 import bicl.alignment
 import bicl.data
@@ -19,8 +21,8 @@ import bicl.learner
 import bicl.streams
 from bicl.core import Rng, digest
 from bicl.data import available
-from bicl.jobs import Job, finished, load_grid
-from bicl.learner import METHODS, best_settings
+from bicl.jobs import Job, finished, load_grid, result_rows, write_result
+from bicl.learner import METHODS, Run, best_settings
 from bicl.runner import Outcome, execute, sort_out, tell
 
 HERE = Path(__file__).parent
@@ -170,6 +172,7 @@ PLUGIN = '''
 "A plugin."
 from dataclasses import dataclass
 import torch
+from again import compared
 from bicl.core import Rng, Settings
 from bicl.learner import Learner, register_method
 from bicl.models import MLP
@@ -410,3 +413,18 @@ def test_any_source_has_a_fingerprint(plugin):
     old = '    return x/2 # a half\n'
     assert plugin('mine_helper.py', old, rare) != plugin()
     assert plugin('mine_helper.py', old, rare + '    finally: del x\n') != plugin('mine_helper.py', old, rare)
+
+
+def test_what_runs_again_is_compared_bit_by_bit(tmp_path):
+    "tests/again.py: the last bit of one number, a number more and a run that is not there are noticed."
+
+    a, job = 100*torch.rand(2, 4, 3, dtype=torch.float64), Job('mnist-permutations', 'Online', seeds=(100, 101))
+    rows = result_rows(job, Run('mnist-permutations', 'Online', 'buffered', (100, 101), a, task=3))
+    other = rows.copy()
+    other.loc[3, 'value'] = np.nextafter(other.value[3], 0)
+    for name, r in (('new', rows), ('same', rows), ('other', other)): write_result(r, tmp_path/f'{name}.parquet')
+    n = len(rows)
+    assert compared(tmp_path/'new.parquet', tmp_path/'same.parquet') == dict(numbers=n, differing=0, most=0)
+    found = compared(tmp_path/'new.parquet', tmp_path/'other.parquet')
+    assert found['differing'] == 1 and 0 < found['most'] < 1e-12
+    assert compared(tmp_path/'new.parquet', tmp_path/'none.parquet')['numbers'] == 0
