@@ -436,11 +436,7 @@ def current(job:Job, path)->bool:
 def _number(version:str)->int: return int(re.match(r'\d*', version)[0] or 0)
 
 @cache
-def _worded(asked:str)->dict:
-    "A question as it would be asked today: without settings that its method no longer has."
-    job = Job(**json.loads(asked))
-    has = {f.name for f in fields(find_method(job.method).settings)}
-    return replace(job, settings={k: v for k, v in job.settings.items() if '.' in k or k in has}).ask()
+def _worded(asked:str)->dict: return Job(**json.loads(asked)).ask() # as it would be worded today
 
 def answers(
     job:Job,
@@ -449,8 +445,8 @@ def answers(
     "All readable results that answer this question, whatever made them."
     ask, now, rest = job.ask(), cache(job.full_settings), lambda q: {k: v for k, v in q.items() if k not in ('settings', 'preset')}
     def fits(a):
-        q = _worded(a['asked']) # the same words, or other ones for the same
-        return q == ask or rest(q) == rest(ask) and json.loads(a['settings']) == now()
+        q = _worded(a['asked']) # the same words, or other ones for the same; a setting that is no more does not count
+        return q == ask or rest(q) == rest(ask) and now().items() <= json.loads(a['settings']).items()
     found = [p for p in sorted((Path(out)/'runs').glob(f'{escape(job.head)}*.parquet')) if (a := about(p)) and fits(a)]
     return sorted(found, key=lambda p: (not current(job, p), -_number(about(p)['version'])))
 

@@ -7,7 +7,7 @@ __all__ = ['METRICS', 'HIGHER', 'COLLAPSE', 'COLLAPSED', 'LEVEL', 'BOUND', 'TEST
            'PAPER_RUNS', 'PAPER', 'MARGIN', 'REACH', 'RULE', 'VERDICTS', 'as_matrix', 'BTI', 'FWT', 'forgetting',
            'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'summary', 'paired_p',
            'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel',
-           'duel_words', 'paper_table', 'like_paper', 'paper_interval', 'apart', 'verdict']
+           'duel_words', 'best_everywhere', 'paper_table', 'like_paper', 'paper_interval', 'apart', 'verdict']
 
 # %% ../nbs/20_metrics.ipynb #c2
 import json
@@ -302,6 +302,17 @@ def duel_words(d:pd.DataFrame)->str: # from `duel`
     n, equal = d.verdict.value_counts(), d.equal & (d.verdict == UNSEEN)
     return (f'more in {n.get("helps", 0)} of {len(d)} columns, less in {n.get("hurts", 0)}; {equal.sum()} of the others '
             f'are equal within a point; {pooled_words(pool(d.pairs))}')
+
+# %% ../nbs/20_metrics.ipynb #d6
+def best_everywhere(
+    means:pd.DataFrame, # benchmark, memory, setting, value: a search
+)->tuple: # the setting, and what it costs on average against the best of every column; None and NaN if there is none
+    "Of the settings that were tried in every column, the one with the largest mean."
+    part = means.assign(memory=means.memory.fillna(0))
+    wide = part.pivot_table(index='setting', columns=['benchmark', 'memory'], values='value').dropna()
+    if not len(wide): return None, float('nan')
+    best = wide.mean(axis=1).idxmax()
+    return best, (part.groupby(['benchmark', 'memory']).value.max() - wide.loc[best]).mean()
 
 # %% ../nbs/20_metrics.ipynb #c41
 PAPER_RUNS = 5 # the paper prints standard deviations but not of how many runs; five is our reading

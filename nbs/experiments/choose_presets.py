@@ -16,6 +16,7 @@ import pandas as pd
 from bicl.core import atomic, load_yaml
 from bicl.jobs import load_grid
 from bicl.learner import find_method, make_settings
+from bicl.metrics import best_everywhere
 from bicl.tables import collect
 
 HERE = Path(__file__).resolve().parent
@@ -53,10 +54,8 @@ def found(grid:str, method:str, rows=None)->dict: # benchmark → memory → set
 def common(grid:str, method:str, rows=None)->dict: # settings that differ from the defaults
     "Of the settings that a search has tried in every column, the one with the largest mean RA."
     mean = results(grid, rows)
-    mean = mean[mean.method == method].assign(memory=lambda f: f.memory.fillna(0))
-    told = mean.settings.map(lambda s: json.dumps(differing(method, s)))
-    wide = mean.assign(told=told).pivot_table(index='told', columns=['benchmark', 'memory'], values='value').dropna()
-    return json.loads(wide.mean(axis=1).idxmax())
+    mean = mean[mean.method == method]
+    return json.loads(best_everywhere(mean.assign(setting=mean.settings.map(lambda s: json.dumps(differing(method, s)))))[0])
 
 ONE = '''# One setting for all columns: of those that `{grid}` has tried in every column, the best on average. Written by choose_presets.py.
 title: One setting for all columns
