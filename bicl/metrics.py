@@ -7,7 +7,8 @@ __all__ = ['METRICS', 'HIGHER', 'COLLAPSE', 'COLLAPSED', 'LEVEL', 'BOUND', 'TEST
            'PAPER_RUNS', 'PAPER', 'MARGIN', 'REACH', 'RULE', 'VERDICTS', 'as_matrix', 'BTI', 'FWT', 'forgetting',
            'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'summary', 'paired_p',
            'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel',
-           'duel_words', 'best_everywhere', 'paper_table', 'like_paper', 'paper_interval', 'apart', 'verdict']
+           'duel_words', 'best_everywhere', 'searched', 'paper_table', 'like_paper', 'paper_interval', 'apart',
+           'verdict']
 
 # %% ../nbs/20_metrics.ipynb #c2
 import json
@@ -313,6 +314,21 @@ def best_everywhere(
     if not len(wide): return None, float('nan')
     best = wide.mean(axis=1).idxmax()
     return best, (part.groupby(['benchmark', 'memory']).value.max() - wide.loc[best]).mean()
+
+# %% ../nbs/20_metrics.ipynb #d9
+def searched(
+    search:pd.DataFrame, # reports/search/columns.csv
+    run, # with the columns of a result: method, benchmark, memory, settings
+)->tuple[int, bool]:
+    "How many settings a search in tuning mode asked for in a run's column, and whether the run has the best of them."
+    if not len(search): return 0, False
+    s = search[search.tuning & (search.method == run.method) & (search.benchmark == run.benchmark)
+               & (search.memory.fillna(0) == (0 if pd.isna(run.memory) else run.memory))]
+    if not len(s): return 0, False
+    own = {k: v for k, v in json.loads(run.settings).items() if not k.startswith('stream.') and k != 'memory'}
+    best = s.sort_values('best').iloc[-1]
+    done = best.tried*2 >= best.asked # where a seed diverges there is no result, but not in most
+    return int(s.asked.max()), bool(done and json.loads(best.won) == own)
 
 # %% ../nbs/20_metrics.ipynb #c41
 PAPER_RUNS = 5 # the paper prints standard deviations but not of how many runs; five is our reading

@@ -280,7 +280,7 @@ def test_what_make_reproduce_leaves_is_not_counted(execute, tmp_path):
 LATER = {('search', 'GEM'): {5120}} # memories that a search has not come to: these have the settings of the reference runs
 
 @pytest.mark.parametrize('grid, methods', [
-    ('search', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Independent', 'EWC', 'Joint', 'AGEM', 'GEM'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'}),
+    ('search', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Independent', 'EWC', 'Joint', 'AGEM', 'GEM', 'MER'}), ('search_split', {'BiCL++', 'DER++', 'BiCL', 'ER', 'GEM', 'MER'}),
     ('search_cifar10', {'BiCL++', 'DER++', 'BiCL', 'ER', 'Online', 'Joint'})])
 def test_presets_are_what_the_search_found(grid, methods, monkeypatch):
     monkeypatch.syspath_prepend(ROOT/'nbs'/'experiments')
