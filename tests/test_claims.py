@@ -178,6 +178,21 @@ def test_duels_elsewhere(a, b, page, grids):
     assert re.search(r'cells (\S+ points \[.*?\])', pooled)[1] in (ROOT/'README.md').read_text()
 
 
+def test_cells_whose_settings_the_search_found():
+    "How many cells of table 1 have the settings with the largest RA in the search, and which methods have other ones."
+    own = lambda text: {k: v for k, v in json.loads(text).items() if not k.startswith('stream.') and k != 'memory'}
+    tried = pd.read_parquet(REPORTS/'search'/'results.parquet')
+    assert tried.tuning.all() and tried.seed.min() >= 100
+    tried = tried[tried.metric == 'RA'].assign(memory=tried.memory.fillna(0)).groupby([*KEY, 'settings']).value.mean().reset_index()
+    best = {tuple(r[k] for k in KEY): own(r.settings) for _, r in tried.loc[tried.groupby(KEY).value.idxmax()].iterrows()}
+    rows = pd.read_parquet(REPORTS/'results.parquet')
+    cells = rows[rows.grid.isin(['table1', 'outputs'])].assign(memory=rows.memory.fillna(0)).drop_duplicates('stamp')
+    found = [best.get(tuple(r[k] for k in KEY)) == own(r.settings) for _, r in cells.iterrows()]
+    said = re.search(r'The settings of (\d+) of (\d+) cells are the best of 8 that .*?; (?:not so: (.*)|no cell is left out)\.$', (REPORTS/'index.md').read_text(), re.M)
+    assert (int(said[1]), int(said[2])) == (sum(found), len(cells)) and sum(found) > 80
+    assert set(re.findall(r'[\w+-]+(?: [\d,]+)?', said[3] or '')) == {f'{r.method} {r.memory:,.0f}' for ok, (_, r) in zip(found, cells.iterrows()) if not ok}
+
+
 def test_ablations_follow_from_their_pairs():
     "Differences, p-values, Holm's correction and verdicts of reports/ablations.csv, from the differences by seed."
     t = pd.read_csv(REPORTS/'ablations.csv')
