@@ -186,10 +186,10 @@ def collect(
 def status(study:Study)->str:
     "How complete a study is, in a sentence or two; runs are counted by their stamps."
     N, there = len(study.grid.jobs), study.rows.stamp.nunique()
-    names = lambda jobs: ', '.join([md(j.label) for j in jobs[:3]] + ['…']*(len(jobs) > 3))
+    methods = lambda jobs: pd.Series([label(j.method) for j in jobs]).value_counts(sort=False).items()
+    names = lambda jobs: ', '.join([md(j.label) for j in jobs] if len(jobs) < 4 else [f'{n} of {md(m)}' for m, n in methods(jobs)])
     if not there: return f'None of the {N} runs of `{study.grid.name}` is there yet.'
-    text = f'{there} of {N} runs of `{study.grid.name}` are there.'
-    if study.missing: text += f' Missing: {names(study.missing)}.'
+    text = f'{there} of {N} runs of `{study.grid.name}` are there.' + f' Missing: {names(study.missing)}.'*bool(study.missing)
     if study.older: text += f' {len(study.older)} were made by an older version of the code.'
     if study.other: text += f' The settings of these have changed since: {names(study.other)}.'
     return text
