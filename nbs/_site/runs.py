@@ -124,7 +124,7 @@ def resolved(grid):
     same = lambda j: (j.benchmark, j.method, j.memory, j.protocol, j.tuning, sorted(j.seeds), j.notebook, j.full_settings())
     return {as_text(*same(j)): f'{j.label} {j.protocol}' for j in grid_of(grid).jobs}
 
-def present(method, settings):
+def lasting(method, settings):
     "What is left of some settings, if those that the method no longer has are left out."
     has = {f.name for f in fields(METHODS[method].settings)} if method in METHODS else settings
     return {k: v for k, v in settings.items() if '.' in k or k in has}
@@ -135,7 +135,7 @@ def command(run):
     a, words = run.about, json.loads(run.about['asked'])
     same = [a[k] for k in ('benchmark', 'method', 'memory', 'protocol', 'tuning')]
     only = asked(run.grid).get(as_text(words)) or resolved(run.grid).get(
-        as_text(*same, sorted(words['seeds']), words['notebook'], present(a['method'], json.loads(a['settings']))))
+        as_text(*same, sorted(words['seeds']), words['notebook'], lasting(a['method'], json.loads(a['settings']))))
     return f'bicl_run {run.grid} --only {quote(only)} --out again' if only else ''
 
 # -------------------------------------------------------------------------------------- pages
