@@ -172,7 +172,6 @@ PLUGIN = '''
 "A plugin."
 from dataclasses import dataclass
 import torch
-from again import compared
 from bicl.core import Rng, Settings
 from bicl.learner import Learner, register_method
 from bicl.models import MLP
