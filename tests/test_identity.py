@@ -415,8 +415,7 @@ def test_any_source_has_a_fingerprint(plugin):
 
 
 def test_what_runs_again_is_compared_bit_by_bit(tmp_path):
-    "tests/again.py: the last bit of one number, a number more and a run that is not there are noticed."
-
+    "tests/again.py: the last bit of one number is noticed, and a run that is not there."
     a, job = 100*torch.rand(2, 4, 3, dtype=torch.float64), Job('mnist-permutations', 'Online', seeds=(100, 101))
     rows = result_rows(job, Run('mnist-permutations', 'Online', 'buffered', (100, 101), a, task=3))
     other = rows.copy()
