@@ -8,7 +8,7 @@ __all__ = ['METRICS', 'HIGHER', 'COLLAPSE', 'COLLAPSED', 'LEVEL', 'BOUND', 'TEST
            'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'summary', 'paired_p',
            'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel',
            'duel_words', 'best_everywhere', 'searched', 'paper_table', 'like_paper', 'paper_interval', 'apart',
-           'verdict']
+           'verdict', 'tally']
 
 # %% ../nbs/20_metrics.ipynb #c2
 import json
@@ -409,3 +409,10 @@ def verdict(
     small, differs = round(abs(ours['mean'] - mean), 6) <= MARGIN, low > 0 or high < 0
     if differs and not small: return 'better' if (ours['mean'] > mean) == higher else 'worse'
     return 'reproduced' if max(-low, high) <= REACH else 'undecided'
+
+def tally(
+    verdicts, # many of them
+)->str:
+    "Verdicts, counted, in words; those that do not occur are not mentioned."
+    n = pd.Series(verdicts).value_counts()
+    return ', '.join(f'{n[v]} {v}' for v in VERDICTS if v in n)
