@@ -355,15 +355,14 @@ def side_by_side(sides, f)->np.ndarray: # `[b, S]`; sides: lists of parts (x, y,
 
 def gathered(sides, r:int, bytes:bool)->tuple[Tensor, np.ndarray]: # samples `[N, d]`, ids `[b, S]`
     "All samples that replica `r` uses in a block, and which ones in each round."
-    pools, rows, n = {}, {}, 0 # of every pool: its samples, and where they are asked for
+    pools, xs, place = {}, [], {} # of every pool: its samples and where they are asked for; new places
     for x, _, idx, *_ in sum(sides, []): pools.setdefault(id(x), (x, []))[1].append(idx[r].flatten())
-    for k, (_, at) in pools.items():
-        rows[k] = torch.cat(at).unique(), n # those that are, and where they begin
-        n += len(rows[k][0])
-    xs = [x[r, rows[k][0]] for k, (x, _) in pools.items()]
+    for k, (x, at) in pools.items():
+        used = torch.zeros(x.shape[1], dtype=torch.int64).index_fill_(0, torch.cat(at), 1)
+        place[k] = used.cumsum(0) + (sum(map(len, xs)) - 1)
+        xs.append(x[r, used.bool()])
     xs = [encode(x) if bytes and x.dtype != torch.uint8 else x for x in xs]
-    place = lambda x, y, idx, *_: torch.searchsorted(rows[id(x)][0], idx[r].contiguous()) + rows[id(x)][1]
-    return torch.cat(xs), side_by_side(sides, place)
+    return torch.cat(xs), side_by_side(sides, lambda x, y, idx, *_: place[id(x)][idx[r]])
 
 def matched_by(sides, r:int, dtype)->tuple[np.ndarray, np.ndarray]: # goal `[b, S, C or 0]`, pull `[S]`
     "The outputs that replica `r` is to match in a block, and how strongly."
@@ -377,7 +376,7 @@ def fed(sides, r:int, bytes:bool, dtype)->Feed:
     "What replica `r` is fed with in a block."
     x, ids = gathered(sides, r, bytes)
     y, n, like = side_by_side(sides, lambda x, y, idx, *_: y[r][idx[r]]), len(x), BYTES[dtype].dtype
-    sparse, value = (x != 0).double().mean() < SPARSE, BYTES[dtype] if bytes else BYTES[dtype][:0]
+    sparse, value = bool(x.count_nonzero() < SPARSE*x.numel()), BYTES[dtype] if bytes else BYTES[dtype][:0]
     lists = make_lists(n*sparse, x.numel()*sparse, like)
     if sparse: list_inputs(x.numpy(), value, lists, 0, 0)
     goal, pull = matched_by(sides, r, dtype)
@@ -387,7 +386,7 @@ def fed(sides, r:int, bytes:bool, dtype)->Feed:
 class Replica:
     "One replica's part in a block: its network in padded form, what it is fed with, and room to work."
     def __init__(self, learner, sides:list, r:int, K:int=1, state=None): # K inner steps, ADAM's state
-        self.r, sizes, info = r, learner.model.sizes, learner.info
+        self.r, sizes, info, self.decays = r, learner.model.sizes, learner.info, learner.settings.weight_decay > 0
         self.feed, dtype = fed(sides, r, info.bytes, info.dtype), BYTES[info.dtype].dtype
         self.net = make_net(sizes, dtype)
         self.work = make_work(self.feed.y.shape[1], self.feed.x.shape[1], sizes, K, dtype)
@@ -407,7 +406,8 @@ def run(self:Replica,
     kernel, *args, # `bicl_rounds` or `er_rounds`, and what it needs besides
 )->float: # loss of the last round
     "Some rounds, from the model's weights to the model's weights."
-    for a, b in self.pairs: a[...] = b
+    if not first or self.decays: # otherwise nobody has changed them meanwhile
+        for a, b in self.pairs: a[...] = b
     loss = kernel(self.net, self.feed, first, last, *args, self.work)
     for a, b in self.pairs: b[...] = a
     return loss
