@@ -305,7 +305,7 @@ def to_md(
 def fallen(table:pd.DataFrame, metric:str='RA')->str:
     "Which seeds have collapsed, in a sentence."
     who = [md(f'{label(r.method)} {r.memory} {r.variant}'.replace('<NA>', '').strip()) + f' on {md(label(r.benchmark))}, '
-           f'seed {", ".join(map(str, r.collapsed))} of {r.n_seeds}'
+           f'{len(r.collapsed)} of {r.n_seeds} seeds: {", ".join(map(str, r.collapsed))}'
            for r in table[table.metric == metric].itertuples() if r.collapsed]
     return (f'Collapsed: {"; ".join(who)}' if who else 'No seed has collapsed') + f' ({COLLAPSED}).'
 
