@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['METRICS', 'HIGHER', 'COLLAPSE', 'COLLAPSED', 'LEVEL', 'BOUND', 'TEST', 'TIED', 'UNSEEN', 'DIFFERENCE_RULE',
            'PAPER_RUNS', 'PAPER', 'MARGIN', 'REACH', 'RULE', 'VERDICTS', 'as_matrix', 'BTI', 'FWT', 'forgetting',
-           'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'summary', 'paired_p',
-           'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool', 'pooled_words', 'duel',
-           'duel_words', 'best_everywhere', 'searched', 'paper_table', 'like_paper', 'paper_interval', 'apart',
-           'verdict', 'tally']
+           'metrics', 'matrices', 'accuracies', 'likelihoods', 'costs', 'interval', 'collapsed', 'seeds_lost',
+           'summary', 'paired_p', 'holm', 'equal_p', 'against_best', 'detectable', 'compare', 'judge', 'pool',
+           'pooled_words', 'duel', 'duel_words', 'best_everywhere', 'searched', 'paper_table', 'like_paper',
+           'paper_interval', 'apart', 'verdict', 'tally']
 
 # %% ../nbs/20_metrics.ipynb #c2
 import json
@@ -135,6 +135,12 @@ def collapsed(
 )->list: # seeds
     "Which seeds have collapsed."
     return sorted(int(s) for s in x.index[x.to_numpy() < x.median() - COLLAPSE])
+
+def seeds_lost(
+    r, # a summary of a cell: `collapsed`, `n_seeds`
+)->str:
+    "Which seeds of a cell have collapsed, of how many, in words."
+    return f'{len(r.collapsed)} of {r.n_seeds} seeds: {", ".join(map(str, r.collapsed))}'
 
 # %% ../nbs/20_metrics.ipynb #c21
 def summary(

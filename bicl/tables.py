@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CELL', 'TABLE_COLUMNS', 'SIGNS', 'MARKS', 'TEX', 'TEX_PAGE', 'invented', 'known', 'label', 'in_order', 'variants',
            'by_seed', 'marked', 'arrange', 'cells', 'Study', 'collect', 'status', 'all_rows', 'beside', 'Md', 'md',
-           'md_table', 'fold', 'number', 'ends', 'run_link', 'mean_md', 'shown', 'theirs', 'lines', 'to_md', 'seeds_md',
-           'fallen', 'caption', 'across', 'compact_md', 'Tex', 'tex', 'tex_line', 'tex_table', 'to_tex', 'to_csv',
-           'write_tables', 'timing', 'time_md', 'settings_md']
+           'md_table', 'fold', 'number', 'ends', 'run_link', 'mean_md', 'shown', 'theirs', 'lines', 'to_md', 'fallen',
+           'caption', 'across', 'compact_md', 'Tex', 'tex', 'tex_line', 'tex_table', 'to_tex', 'to_csv', 'write_tables',
+           'timing', 'time_md', 'settings_md']
 
 # %% ../nbs/23_tables.ipynb #c2
 import json, re, unicodedata
@@ -22,7 +22,7 @@ from .core import Rng, digest, link, project_root, together, write
 from .jobs import COLUMNS, Grid, answer, current, read_result, same_settings
 from .learner import METHODS
 from .metrics import (COLLAPSED, HIGHER, METRICS, PAPER_RUNS, RULE, TEST, TIED, accuracies,
-                          against_best, collapsed, costs, like_paper, paper_table, summary, verdict)
+    against_best, collapsed, costs, like_paper, paper_table, seeds_lost, summary, verdict)
 from .streams import BENCHMARKS
 
 # %% ../nbs/23_tables.ipynb #c5
@@ -302,14 +302,10 @@ def to_md(
     return Md('\n\n'.join(blocks))
 
 # %% ../nbs/23_tables.ipynb #c40
-def seeds_md(r)->str: # a row of `cells`
-    "Which seeds of a cell have collapsed: of how many, and their numbers."
-    return f'{len(r.collapsed)} of {r.n_seeds} seeds: {", ".join(map(str, r.collapsed))}'
-
 def fallen(table:pd.DataFrame, metric:str='RA')->str:
     "Which seeds have collapsed, in a sentence."
     who = [md(f'{label(r.method)} {r.memory} {r.variant}'.replace('<NA>', '').strip())
-           + f' on {md(label(r.benchmark))}, {seeds_md(r)}'
+           + f' on {md(label(r.benchmark))}, {seeds_lost(r)}'
            for r in table[table.metric == metric].itertuples() if r.collapsed]
     return (f'Collapsed: {"; ".join(who)}' if who else 'No seed has collapsed') + f' ({COLLAPSED}).'
 

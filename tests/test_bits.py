@@ -49,20 +49,3 @@ def test_a_change_of_the_arithmetic_is_noticed(tmp_path):
     path = tmp_path/'bicl'/'arithmetic.py'
     path.write_text(path.read_text().replace('s += a[i+k]*b[j+k]', 's += 2*a[i+k]*b[j+k]'))
     assert said() == '28.0\n'
-
-
-def test_a_run_anew_is_compared_number_by_number(tmp_path):
-    from again import compared
-    from bicl.jobs import read_result, write_result
-    old = sorted((ROOT/'reports'/'table1'/'runs').glob('mnist-permutations_Online*.parquet'))[0]
-    rows = read_result(old)
-    n = len(rows)
-    assert compared(old, old) == dict(numbers=n, differing=0, most=0, shift=0)
-    assert compared(old, tmp_path/'none')['numbers'] == 0
-    T = rows.task_trained.max()
-    at = rows.index[(rows.task_trained == T) & (rows.metric == 'accuracy')][0]
-    rows.loc[at, 'value'] += 2**-10
-    write_result(rows, tmp_path/'new.parquet')
-    found = compared(tmp_path/'new.parquet', old)
-    assert (found['numbers'], found['differing'], found['most']) == (n, 1, 2**-10)
-    assert abs(found['shift'] - 2**-10/T/rows.seed.nunique()) < 1e-12

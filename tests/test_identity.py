@@ -418,11 +418,15 @@ def test_what_runs_again_is_compared_bit_by_bit(tmp_path):
     "tests/again.py: the last bit of one number is noticed, and a run that is not there."
     a, job = 100*torch.rand(2, 4, 3, dtype=torch.float64), Job('mnist-permutations', 'Online', seeds=(100, 101))
     rows = result_rows(job, Run('mnist-permutations', 'Online', 'buffered', (100, 101), a, task=3))
-    other = rows.copy()
+    other, off = rows.copy(), rows.copy()
     other.loc[3, 'value'] = np.nextafter(other.value[3], 0)
-    for name, r in (('new', rows), ('same', rows), ('other', other)): write_result(r, tmp_path/f'{name}.parquet')
+    off.loc[off.index[off.task_trained == 3][0], 'value'] += 2**-10 # one of two seeds, one of three tasks
+    for name, r in dict(new=rows, same=rows, other=other, off=off).items(): write_result(r, tmp_path/f'{name}.parquet')
+    def against(name): return compared(tmp_path/'new.parquet', tmp_path/f'{name}.parquet')
     n = len(rows)
-    assert compared(tmp_path/'new.parquet', tmp_path/'same.parquet') == dict(numbers=n, differing=0, most=0)
-    found = compared(tmp_path/'new.parquet', tmp_path/'other.parquet')
-    assert found['differing'] == 1 and 0 < found['most'] < 1e-12
-    assert compared(tmp_path/'new.parquet', tmp_path/'none.parquet')['numbers'] == 0
+    assert against('same') == dict(numbers=n, differing=0, most=0, shift=0)
+    assert against('other')['differing'] == 1 and 0 < against('other')['most'] < 1e-12
+    assert against('none')['numbers'] == 0
+    found = against('off')
+    assert (found['numbers'], found['differing']) == (n, 1) and abs(found['most'] - 2**-10) < 1e-12
+    assert abs(found['shift'] + 2**-10/6) < 1e-12
