@@ -4,7 +4,7 @@ A run's page is made from its executed notebook and its rows with a plain templa
 nothing of these pages, and Sphinx neither: there are more than a thousand, so each is light and made once.
 """
 import base64, gzip, json, re, subprocess
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from html import escape
 from pathlib import Path
@@ -124,18 +124,13 @@ def resolved(grid):
     same = lambda j: (j.benchmark, j.method, j.memory, j.protocol, j.tuning, sorted(j.seeds), j.notebook, j.full_settings())
     return {as_text(*same(j)): f'{j.label} {j.protocol}' for j in grid_of(grid).jobs}
 
-def lasting(method, settings):
-    "What is left of some settings, if those that the method no longer has are left out."
-    has = {f.name for f in fields(METHODS[method].settings)} if method in METHODS else settings
-    return {k: v for k, v in settings.items() if '.' in k or k in has}
-
 def command(run):
     "What to type to have this run once more, in a folder beside the first; nothing if its grid does not ask for it."
     if not grid_of(run.grid): return ''
     a, words = run.about, json.loads(run.about['asked'])
     same = [a[k] for k in ('benchmark', 'method', 'memory', 'protocol', 'tuning')]
     only = asked(run.grid).get(as_text(words)) or resolved(run.grid).get(
-        as_text(*same, sorted(words['seeds']), words['notebook'], lasting(a['method'], json.loads(a['settings']))))
+        as_text(*same, sorted(words['seeds']), words['notebook'], json.loads(a['settings'])))
     return f'bicl_run {run.grid} --only {quote(only)} --out again' if only else ''
 
 # -------------------------------------------------------------------------------------- pages
