@@ -19,7 +19,7 @@ from torch import Tensor
 from .arithmetic import (BLOCK, Copy, Weights, add_outer, add_products, add_rows, add_times,
                              aligned, blocks, can_compile, compiled, compress, copies_of, copy,
                              empty_pool, inner, layer, list_samples, make_pool, matmul, multiply,
-                             natural, pull_back, record, wide)
+                             natural, numpy_type, pull_back, record, wide)
 from .core import allowed_threads, one_thread
 from .gem import shares, solve_dual
 from .models import MLP, register_engine
@@ -185,8 +185,7 @@ class Growing:
     "One replica's memory as a pool that grows with every block."
     def __init__(self, M, r:int, n:int): # n: samples of a block
         size, held = M.capacity + M.capacity//4 + n, len(M)
-        dtype = torch.empty(0, dtype=M.dtype).numpy().dtype
-        self.pool = empty_pool(size, size*M.raw.shape[2], dtype)
+        self.pool = empty_pool(size, size*M.raw.shape[2], numpy_type(M.dtype))
         self.where, self.n, self.size = np.arange(M.capacity), 0, size
         self.add(decode(M.raw[r, :held], M.dtype), M.y[r, :held])
 
