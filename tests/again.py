@@ -21,6 +21,7 @@ GRID = '''
 title: A quarter of Table 1, again
 seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 benchmark: [mnist-permutations, fashion-permutations]
+settings: {stream.test: seen} # as in table1
 runs:
 - {method: [MER, GEM], memory: 200, protocol: strict, seeds: [0, 1, 2, 3, 4]}
 - {method: BiCL, memory: 5120, benchmark: mnist-permutations, protocol: buffered}
