@@ -31,7 +31,7 @@ BENCH   := $(VENV)/.installed-bench
 help: ## list the targets (this list)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-reproduce: $(RUN) ## the paper in five minutes: every method on MNIST permutations → reports/quick/
+reproduce: $(RUN) ## the paper in two minutes, once installed: every method on MNIST permutations → reports/quick/
 	@bicl_run quick && bicl_report quick
 	@echo 'The report: reports/quick/index.md'
 
@@ -41,8 +41,8 @@ test: $(DEV) ## all tests: notebooks, tests/, documentation
 paper: $(RUN) ## every experiment of the paper (hours; goes on where it stopped), then the report
 	@bad=0; for g in $(GRIDS); do bicl_run $$g || bad=1; done; $(MAKE) report || bad=1; exit $$bad
 
-# claims comes last: it reads what the other pages have written; some pages have no grid
-PAGES := explained strict listing rotations180 split cifar10 classes search generative ablations one outputs speed gpu faults reproducibility table1 claims
+# claims comes last, and speed after table1: they read what other pages have written; some pages have no grid
+PAGES := explained strict listing rotations180 split cifar10 classes search generative ablations one outputs gpu faults reproducibility table1 speed claims
 report: $(RUN) ## pages, tables and figures in nbs/pages/ and reports/ from the runs that are finished
 	@bad=0; for g in $(PAGES); do \
 	    case $$g in classes|speed|gpu|faults|reproducibility|claims) ;; *) test -d reports/$$g/runs || continue;; esac; \

@@ -175,16 +175,17 @@ def matrix_figure(
     benchmark:str,
     memory:int|None=None, # default: the one at which most can be compared
 ):
-    "Mean accuracy matrices of all methods on one benchmark."
+    "Mean accuracy matrices of all methods on one benchmark, of the tasks seen so far."
     part = at_memory(rows[rows.benchmark == benchmark], memory or focus(rows))
     names = in_order(part.method)
     fig, axes = panels(len(names), 2.2, 2.3, 4, sharex=True, sharey=True)
     for ax, m in zip(axes, names):
-        a = matrices(part[part.method == m])[1].mean(0)
-        T, every = a.shape[1], max(1, a.shape[1]//5)
+        a = matrices(part[part.method == m])[1].mean(0)[1:]
+        T, every = len(a), max(1, len(a)//5)
+        a = np.where(np.tri(T), a, np.nan)
         image = ax.imshow(a, vmin=0, vmax=100, cmap='viridis', interpolation='nearest',
-                          aspect='auto', extent=(.5, T + .5, T + .5, -.5))
-        ax.set(title=label(m), xticks=range(1, T + 1, every), yticks=range(0, T + 1, every))
+                          aspect='auto', extent=(.5, T + .5, T + .5, .5))
+        ax.set(title=label(m), xticks=range(1, T + 1, every), yticks=range(1, T + 1, every))
         ax.grid(False)
     fig.supxlabel('tested on task', size='medium')
     fig.supylabel('trained up to task', size='medium')

@@ -269,6 +269,7 @@ def observe(self:JointVAE, block:Block)->Tensor|None:
                 if i < len(at): last = self.step([self.with_noise(b.take(at[i]).x, b.task)])
         self.progress((e + 1)/s.epochs)
     self.learnt.fill_(True)
+    self.known.fill_(torch.nan) # of before
     return last
 
 register_method('VAE-Joint', JointVAE, VAESettings, label='Joint', color='#222222', marker='*',

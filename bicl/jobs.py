@@ -113,10 +113,9 @@ def check(self:Job):
     "Raise a `ValueError` that says what is wrong with this job, if anything is."
     for k in ('benchmark', 'method', 'protocol', 'device', 'notebook'):
         if type(v := vars(self)[k]) is not str: raise ValueError(f'{k} must be a name, got {v!r}')
-    _known('benchmark', self.benchmark, BENCHMARKS)
-    _known('protocol', self.protocol, PROTOCOLS)
+    for k, known in dict(benchmark=BENCHMARKS, protocol=PROTOCOLS, preset=(True, False), tuning=(True, False)).items():
+        _known(k, vars(self)[k], known)
     _known('device', kind_of(self.device), ('auto', 'cuda', 'mps', 'cpu'))
-    for k in ('preset', 'tuning'): _known(k, getattr(self, k), (True, False))
     for s in self.seeds: _whole('a seed', s, 0)
     if not self.seeds or len(set(self.seeds)) < len(self.seeds):
         raise ValueError(f'seeds must be different whole numbers, got {list(self.seeds)}')
@@ -128,7 +127,8 @@ def check(self:Job):
         else: _whole(k, self.settings[k], 1)
     if not self.notebook_path.is_file():
         raise ValueError(f'there is no experiment {self.notebook!r} in nbs/experiments')
-    self.chosen()
+    if getattr(self.chosen(), 'engine', '') == 'compiled' and kind_of(self.device) not in ('auto', 'cpu'): raise ValueError(
+        f'{self.method} setting engine="compiled" is for the CPU, not for {self.device}; use engine="auto"')
 
 # %% ../nbs/21_jobs.ipynb #c18
 STREAMS = {} # what was seen of streams in this process: a fingerprint, or why there is none

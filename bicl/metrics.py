@@ -306,9 +306,9 @@ def duel(
 
 def duel_words(d:pd.DataFrame)->str: # from `duel`
     "Columns that differ after correction, columns that are equal, and all columns together, in words."
-    n, equal = d.verdict.value_counts(), d.equal & (d.verdict == UNSEEN)
-    return (f'more in {n.get("helps", 0)} of {len(d)} columns, less in {n.get("hurts", 0)}; {equal.sum()} of the others '
-            f'are equal within a point; {pooled_words(pool(d.pairs))}')
+    n, equal = d.verdict.value_counts(), (d.equal & (d.verdict == UNSEEN)).sum()
+    same = f'; {equal} of the others {"is" if equal == 1 else "are"} equal within a point' if equal else ''
+    return (f'more in {n.get("helps", 0)} of {len(d)} columns, less in {n.get("hurts", 0)}{same}; {pooled_words(pool(d.pairs))}')
 
 # %% ../nbs/20_metrics.ipynb #d6
 def best_everywhere(

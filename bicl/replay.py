@@ -173,6 +173,7 @@ class MER(Networked):
     def __init__(self, info, settings=None, model=None):
         s = settings or MERSettings()
         super().__init__(info, s, model)
+        engine('mer', self.model, mer_torch, s.engine) # refused now, if there is none of that kind
         self.memory = Reservoir(s.memory, self.rng('memory'), info.shape, info.dtype, bytes=info.bytes)
 
     @staticmethod

@@ -62,11 +62,10 @@ def row_dots(Z, H, w, C):
                 zd += d[j]*e[j]
             Z[s, i], Z[s+1, i], Z[s+2, i], Z[s+3, i] = za, zb, zc, zd
 
-
 # %% ../nbs/16_rounds.ipynb #t2
 @intrinsic
 def turn(typing, a, i, w, to, j, v):
-    "A square of lanes in `a[i:]`, with rows of `w` numbers, becomes columns in `to[j:]`, with rows of `v`."
+    "The square of registers at `a[i:]`, rows `w` apart, transposed, to `to[j:]`, rows `v` apart."
     n = 8*LANE//a.dtype.bitwidth
     number, place = lambda values: ir.Constant(ir.VectorType(ir.IntType(32), n), values), ir.IntType(64)
     halves = [number([k//2 + k%2*n + h for k in range(n)]) for h in (0, n//2)]
@@ -83,7 +82,7 @@ def turn(typing, a, i, w, to, j, v):
 
 @compiled
 def hand_down(out, D, W, V):
-    "`out = D @ W.T`: errors on their way down; W has whole lanes of rows, V is room for it turned."
+    "`out[:, :len(W)] = D @ W.T`, W having whole lanes of rows; beyond are products with what V, room to work, held."
     w, v, step = W.reshape(-1), V.reshape(-1), LANE//W.itemsize
     for i in range(0, len(W), step):
         for j in range(0, WIDTH, step): turn(w, i*WIDTH + j, WIDTH, v, j*WIDTH + i, WIDTH)
@@ -159,7 +158,6 @@ def take_inputs(x, scale, ids, out):
         a, to = x[ids[s]], out[s]
         for j in range(a.shape[0]): to[j] = a[j]*scale
 
-
 # %% ../nbs/16_rounds.ipynb #c21
 Net = record('bicl.rounds', 'Net', 'n Ws bs w m v')
 Feed = record('bicl.rounds', 'Feed', [
@@ -231,7 +229,7 @@ def down(net, feed, i, first, rate, work):
 # %% ../nbs/16_rounds.ipynb #c28
 @compiled
 def head_errors(Z, P, E, H, net, y, goal, pull):
-    "Logits, probabilities and errors of the samples with features `H`; their mean loss."
+    "Logits, probabilities and errors of the samples with features `H`, one at least; their mean loss."
     C, n, loss = net.n[len(net.Ws)+1], 0, 0.
     row_dots(Z, H, net.w, C)
     for s in range(y.shape[0]): n += y[s] >= 0
@@ -361,7 +359,7 @@ def er_rounds(net, feed, first, last, lr, work):
     return loss
 
 # %% ../nbs/16_rounds.ipynb #c37
-SPARSE = .3 if LANE == 64 else .6 # with a smaller share of non-zero inputs, lists are faster than matrices
+SPARSE = .3 if LANE == 64 else .6 # with a smaller share of non-zero inputs, lists are faster than matrices: see the end
 
 def side_by_side(sides, f)->np.ndarray: # `[b, S]`; sides: lists of parts (x, y, positions, …)
     "The columns `f` of all parts, -1 where a side is filled up to a multiple of four."

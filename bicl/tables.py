@@ -497,7 +497,7 @@ def _where(some:list, part:pd.DataFrame)->str:
     "Where a value was used, as briefly as possible."
     sizes, names = {r.memory for r in some if not pd.isna(r.memory)}, {r.benchmark for r in some}
     if sizes and part.memory.isin(sizes).sum() == len(some):
-        return 'memory ' + ', '.join(f'{m:,}' for m in sorted(sizes))
+        return 'memory ' + ', '.join(f'{int(m):,}' for m in sorted(sizes))
     if part.benchmark.isin(names).sum() == len(some): return md(', '.join(sorted(names)))
-    size = lambda r: '' if pd.isna(r.memory) else f' {r.memory:,}'
+    size = lambda r: '' if pd.isna(r.memory) else f' {int(r.memory):,}'
     return md(', '.join(sorted({r.benchmark + size(r) for r in some})))

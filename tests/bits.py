@@ -16,9 +16,11 @@ MORE = { # settings that keep it short, or that take another way through the cod
     'MER': [dict(batches=2, replayed=5)], 'Joint': [dict(epochs=1)],
     'GEM': [dict(margin=.5), dict(margin=.5, memory=1300)], # pairs, and pixels
     'BiCL': [dict(), dict(K=3, inner='sgd', inner_lr=.1), dict(outer_loss='max'), # compiled, and not
-             dict(split='reversed', rounds=.2), dict(inner='ridge', rounds=.5)],
+             dict(split='reversed', rounds=.2), dict(inner='ridge', rounds=.5),
+             dict(hypergradient='first-order', rounds=.2), dict(K=3, rounds=.2)],
     'BiCL++': [dict(), dict(alpha_inner=0., outer_loss='max'), dict(split='reversed', rounds=.2)],
-    'ER': [dict(current=3, replayed=2), dict(single=True, average=0, rounds=.2)],
+    'ER': [dict(current=3, replayed=2), dict(single=True, average=0, rounds=.2),
+           dict(hidden=(120,), rounds=.2)], # too wide to be compiled
     'DER++': [dict(current=3, replayed=2, average=20)]}
 
 def moment(method, seeds, settings):

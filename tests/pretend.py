@@ -46,10 +46,10 @@ class Log:
 
 
 def where():
-    "The innermost function of the package that is running, such as `baselines.sgd_torch`."
+    "The innermost function of the package that is running, such as `baselines.sgd_torch`, whatever it has defined within."
     f = sys._getframe(1)
     while f and not f.f_code.co_filename.startswith(PACKAGE): f = f.f_back
-    return f'{Path(f.f_code.co_filename).stem}.{f.f_code.co_qualname}' if f else 'elsewhere'
+    return f'{Path(f.f_code.co_filename).stem}.{f.f_code.co_qualname.split(".<locals>")[0]}' if f else 'elsewhere'
 
 
 def flat(values):

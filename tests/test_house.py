@@ -96,3 +96,35 @@ def test_nobody_else_knows_names(name):
     known = {*METHODS, *BENCHMARKS, *DATA}
     said = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     assert not said & known
+
+
+# ---- speed is shown in a benchmark, never asserted
+
+CLOCKS = {'perf_counter', 'process_time', 'thread_time', 'perf_counter_ns', 'process_time_ns', 'thread_time_ns'}
+
+def asserted_times(source):
+    "Assertions about what was read from a clock, in the same module or cell."
+    tree, timed = parsed(source), set()
+    def on_time(node):
+        return any(isinstance(n, ast.Attribute) and n.attr in CLOCKS or isinstance(n, ast.Name) and n.id in CLOCKS | timed
+                   for n in ast.walk(node))
+    while True: # whatever is computed from a time is one, too
+        known = len(timed)
+        for n in ast.walk(tree):
+            if isinstance(n, ast.Assign | ast.AugAssign | ast.NamedExpr | ast.AnnAssign) and n.value and on_time(n.value):
+                for t in n.targets if isinstance(n, ast.Assign) else [n.target]:
+                    timed |= {x.id for x in ast.walk(t) if isinstance(x, ast.Name)}
+            elif isinstance(n, ast.FunctionDef) and any(isinstance(r, ast.Return) and r.value and on_time(r.value) for r in ast.walk(n)):
+                timed.add(n.name)
+        if len(timed) == known: break
+    return [ast.unparse(n.test) for n in ast.walk(tree) if isinstance(n, ast.Assert) and on_time(n.test)]
+
+def test_what_an_assertion_about_time_is():
+    assert asserted_times('a = time.process_time()\nf()\nb = time.process_time() - a\nassert b < 1')
+    assert asserted_times('def took(): return perf_counter() - start\nassert took() < 1')
+    assert not asserted_times('a = time.process_time()\nprint(a)\nassert f() < 1')
+
+@pytest.mark.parametrize('path', [*sorted(NBS.rglob('[!.]*.ipynb')), *sorted((ROOT/'tests').glob('*.py'))], ids=lambda p: p.stem)
+def test_speed_is_never_asserted(path):
+    cells = [path.read_text('utf-8')] if path.suffix == '.py' else code_cells(path)
+    assert not [a for s in cells for a in asserted_times(s)]

@@ -91,6 +91,51 @@ def test_a_grid_in_the_worst_of_places(place):
     assert not list((place/'out'/'checkpoints').iterdir()) and not list((place/'tmp').glob('bicl-*'))
 
 
+# ---- an older processor
+
+OLDER = """
+from llvmlite import binding
+ask = binding.get_host_cpu_features
+def older(): # as numba sees it, too
+    known = ask()
+    for name in known:
+        if name.startswith(('avx512', 'amx')): known[name] = False
+    return known
+binding.get_host_cpu_features = older
+import numpy as np, torch
+from bicl import arithmetic, replay, rounds
+from bicl.learner import evaluate, make_learner
+from bicl.models import only
+from bicl.streams import make_stream
+assert arithmetic.LANE == 32 and arithmetic.TILED == 3
+rng = np.random.default_rng(0)
+for m, k, w in (31, 200, 56), (5, 9, 40), (130, 300, 104):
+    A, B, out = (rng.normal(size=s) for s in ((m, k), (k, w), (m, w)))
+    want = out + A @ B
+    arithmetic.matmul(out.reshape(-1), 0, m, out.reshape(-1), 0, w, A.reshape(-1), 0, k, 1, B.reshape(-1), 0, k, w)
+    assert abs(out - want).max() < 1e-11
+for share in (0, 1): # matrices, lists
+    rounds.SPARSE = share
+    stream, ends = make_stream('mnist-permutations', (100, 101), tasks=2, per_task=40, dtype=torch.float64), []
+    stream.test_x, stream.test_y = stream.test_x[:600], stream.test_y[:600]
+    for kind in ('torch', 'compiled'):
+        learner = make_learner('ER', stream, memory=20, preset=False)
+        with only(kind):
+            for t in range(2):
+                for b in stream.blocks(t, size=20): learner.observe(b)
+            ends.append((torch.cat([p.flatten() for p in learner.parameters()]), learner.score(stream, [0, 1], 500)))
+    (a, x), (b, y) = ends
+    assert (a - b).abs().max() < 1e-11 and x.equal(y)
+"""
+
+
+def test_registers_of_32_bytes(tmp_path):
+    "Tiles, lists, the rounds of ER and testing, compiled as for a processor without AVX-512, find what the definitions do."
+    env = os.environ | dict(NUMBA_CACHE_DIR=str(tmp_path))
+    done = subprocess.run([sys.executable, '-c', OLDER], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- versions
 
 def constraints(path=ROOT/'.ci'/'constraints.txt'):

@@ -248,17 +248,31 @@ def test_a_page_has_one_parameters_cell(name):
     assert len(cells) == 1
 
 
-@pytest.mark.parametrize('name', OWN)
+@pytest.mark.parametrize('name', [*pages()])
 def test_what_is_stored_is_what_the_rows_say(name, execute, tmp_path, monkeypatch):
     "Executed anew, a page says the same and writes the same tables; figures are not drawn, that takes long."
-    for f in [f for f in dir(bicl.figures) if f.endswith('_figure')]: monkeypatch.setattr(bicl.figures, f, lambda *a, **kw: None)
+    any_grid = name not in OWN # it shows one, as an example
+    for f in [f for f in dir(bicl.figures) if f.endswith('_figure')]: monkeypatch.setattr(bicl.figures, f, lambda *a, **kw: any_grid)
     monkeypatch.setattr(bicl.figures, 'save_figure', lambda fig, path, title='': IPython.display.Markdown(
         f'![{bicl.tables.md(title)}]({bicl.figures.link(path)}.svg)'))
     there = os.path.relpath(tmp_path, pages()[name].parent)
-    text, stored = execute(name, out=str(tmp_path)), page_md(nbformat.read(pages()[name], 4))
-    assert text.replace(there, '../../reports') == stored, f'run `bicl_report {name}`'
+    text, stored = execute(name, out=str(tmp_path/'strict' if any_grid else tmp_path)), page_md(nbformat.read(pages()[name], 4))
+    assert text.replace(there, '../../reports') == stored, 'run `make outputs NB=nbs/pages/grid.ipynb`' if any_grid else f'run `bicl_report {name}`'
     made = [p.relative_to(tmp_path) for p in tmp_path.rglob('*.*') if p.suffix in ('.csv', '.tex', '.md', '.json')]
     for p in made: assert (tmp_path/p).read_bytes() == (ROOT/'reports'/p).read_bytes(), p
+
+
+def test_the_benchmark_has_all_that_was_asked_for():
+    "How time and memory grow, what was asked of the start, and the launches that were counted on the pretend device."
+    t, counted = (pd.read_csv(ROOT/'reports'/f'{name}.csv') for name in ('benchmark', 'gpu'))
+    for system, last in ('BiCL', 'inner steps'), ('GEM', 'hidden units'):
+        grown = t[t.workload.str.startswith('growth, ') & (t.system == system)].workload.str.split('[,=]').str[1].str.strip()
+        assert {'replicas', 'memory', 'tasks', 'hidden units', last} == set(grown)
+    assert len(t[t.workload == 'start'].asked.dropna()) == 5
+    counted = counted.dropna(subset='operators')
+    names = counted.method + np.where(counted.device == 'not recorded', ', not recorded', '')
+    started = t.dropna(subset='launches').set_index('system').launches
+    assert dict(started.round(3)) == dict(zip(names, counted.operators.round(3))), 'run `make bench`'
 
 
 @pytest.mark.parametrize('name', OWN)

@@ -73,9 +73,13 @@ def leftovers(out):
     return [p for p in (Path(out)/'checkpoints').iterdir() if not p.name.endswith('.log')]
 
 
-NO_GPU = """
-import torch
-def asked(*a): raise AssertionError('CUDA was asked before the fork')
+ONE_GPU = """
+import os, torch
+first = os.getpid()
+def asked(*a):
+    with open({!r}, 'a') as f: print(os.getpid(), file=f)
+    if os.getpid() == first: raise AssertionError('CUDA was asked before the fork')
+    return 1
 torch._C._cuda_getDeviceCount = torch._C._cuda_init = torch.cuda._lazy_init = asked
 """
 
@@ -83,10 +87,11 @@ torch._C._cuda_getDeviceCount = torch._C._cuda_init = torch.cuda._lazy_init = as
 @pytest.fixture(scope='module')
 def kernels(tmp_path_factory):
     """Kernels that are forked from one process. A process that has spoken to CUDA cannot be forked, so this one
-    dies if anything that it imports asks even whether there is a GPU."""
+    dies if anything that it imports asks even whether there is a GPU. To its kernels one GPU is promised, and noted who asked."""
     folder = tmp_path_factory.mktemp('zygote')
-    (folder/'sitecustomize.py').write_text(NO_GPU)
+    (folder/'sitecustomize.py').write_text(ONE_GPU.format(str(folder/'asked')))
     k = Kernels(dict(OMP_NUM_THREADS='2', PYTHONPATH=f'{folder}{os.pathsep}{HERE}'), folder/'log', ['toys'])
+    k.asked = folder/'asked'
     yield k
     k.close()
 
@@ -197,6 +202,12 @@ def test_a_kernel_is_forked_clean_and_has_its_own_environment(kernels):
     assert about == '3 a toys\n' and gpu == 'False False 2\n'
     assert is_gone(pid)
     assert talk(kernels, SEES + '; print("SLOT" in os.environ)')[0].endswith('False\n') # not for the next one
+
+
+def test_a_gpu_is_found_in_the_kernel_and_asked_for_nowhere_else(kernels):
+    pid, found = talk(kernels, 'import os; print(os.getpid())', 'from bicl.core import pick_device; print(pick_device("auto"))')
+    assert found == 'cuda\n' and kernels.proc.poll() is None
+    assert set(kernels.asked.read_text().split()) == {pid.strip()}
 
 
 def test_interrupt_timeout_and_crash_of_a_kernel(kernels):

@@ -1,16 +1,17 @@
 "Streams: their fingerprint sees what decides the numbers, tuning never sees a test image, a scenario is kept."
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 from torch import nn
 
 from bicl.adapters import stream_from_arrays
-from bicl import baselines, bilevel, compiled, data, gem, replay, rounds, streams
+from bicl import baselines, bilevel, compiled, data, gem, generative, replay, rounds, streams
 from bicl.core import Rng
 from bicl.data import DATA, Images, available, load
 from bicl.learner import METHODS, evaluate, fit, info_of, make_learner, resolve
+from bicl.memory import Memory
 from bicl.models import Replicated
 from bicl.streams import BENCHMARKS, Block, gather, make_stream
 
@@ -274,6 +275,21 @@ def test_fields_travel_with_their_samples():
     assert Block(x, y, 0).extra == {} and Block(x, y, 0).extra is not Block(x, y, 0).extra
 
 
+@pytest.mark.parametrize('name', ['mnist-permutations', 'mnist-rotations', 'mnist-classes'])
+def test_whoever_keeps_pictures_keeps_bytes(name):
+    "Every method with a memory, in whatever kind of store; and EWC, which keeps samples until the end of a task."
+    s, stores = make_stream(name, **SHORT), [dict(store='ring'), dict(store='k-center'), dict(separate=True)]
+    ours = {n: m for n, m in METHODS.items() if m.cls.__module__.startswith('bicl.')}
+    kept = {n for n, m in ours.items() if 'memory' in (f.name for f in fields(m.settings))}
+    assert s.bytes and {'BiCL', 'BiCL++', 'ER', 'DER++', 'MER', 'GEM', 'AGEM', 'VAE-ER'} <= kept
+    for n in ours:
+        small = dict(hidden=8, latent=2) if 'VAE' in n else dict(hidden=(8,))
+        for settings in ({}, *stores)[:4 if 'store' in (f.name for f in fields(ours[n].settings)) else 1]:
+            learner = make_learner(n, s, preset=False, memory=8, **small, **settings)
+            parts = [m for m in learner.modules() if isinstance(m, Memory)]
+            assert bool(parts) == (n in kept | {'EWC'}) and all(m.raw.dtype == torch.uint8 for m in parts), (n, settings)
+
+
 def test_benchmarks_have_labels_in_the_papers_order():
     known = sorted((BENCHMARKS[n] for n in OURS), key=lambda b: b.order)
     assert [b.label for b in known if b.builder and b.order < 100] == [
@@ -330,6 +346,26 @@ def test_whoever_is_right_among_all_is_right_among_fewer(name):
     a, b = (evaluate(learner, s) for s in (plain, told))
     assert (b >= a).all() and b.mean() > a.mean()
     assert asked == ([0, 1, 2] if learner.uses_task else [None]*3) + [0, 1, 2]
+
+
+@pytest.mark.parametrize('name, settings', [('ER', dict(hidden=(8, 8))), ('BiCL', dict(hidden=(8, 8))), ('VAE-Joint', dict(
+    hidden=8, latent=2, samples=5, drawn=1, batch=10)), ('VAE-ER', dict(
+    hidden=8, latent=2, samples=5, drawn=1, batch=10))], ids=lambda v: v if isinstance(v, str) else '')
+def test_what_is_tested_after_each_task(name, settings):
+    "Everything, what was seen, or what is new; in the end everything. It is the same learner, whatever is tested."
+    T, found = 3, {}
+    for test in ('all', 'seen', 'new'):
+        s = make_stream('mnist-classes' if 'VAE' in name else 'mnist-split', [100, 101], tasks=T, per_task=20)
+        s.held = [h[:, :30 if 'VAE' not in name else 2] for h in s.held]
+        learner = make_learner(name, s, preset=False, memory=9, **settings)
+        found[test] = fit(learner, s, block=10, test=test, progress=False).accuracy, learner.state_dict()
+    (a, end), learnt = found['all'], torch.arange(T + 1)[:, None]
+    assert a.isfinite().all()
+    for test, here in ('seen', torch.arange(T) < learnt), ('new', torch.arange(T) == learnt - 1):
+        here[T] = True
+        assert torch.equal(found[test][0].isfinite(), here.expand_as(a))
+        assert torch.equal(found[test][0][:, here], a[:, here])
+        for k, p in learner.named_parameters(): assert torch.equal(found[test][1][k], end[k]), k
 
 
 def test_only_independent_uses_the_task():
