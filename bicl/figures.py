@@ -412,7 +412,7 @@ def execute_page(
     sweep(gettempdir(), 'bicl-') # what was killed before us may have left something
     with TemporaryDirectory(prefix=f'bicl-{os.getpid()}-', ignore_cleanup_errors=True) as d:
         nb = papermill.execute_notebook(str(path), None, given, cwd=str(Path(path).parent),
-                                        progress_bar=False, **sockets(d))
+                                        progress_bar=False, extra_arguments=['--log-level=CRITICAL'], **sockets(d)) # how it is stopped is no news
     nb.cells = [c for c in nb.cells if 'injected-parameters' not in c.metadata.get('tags', [])]
     return nb
 
