@@ -391,7 +391,7 @@ def blocks(
 )->Pool: # `n` lists for each block of columns of each of them
     "Matrices as lists, block by block."
     parts = [x[:, c:c+BLOCK] for x in xs for c in range(0, x.shape[1], BLOCK)]
-    pool = empty_pool(sum(map(len, parts)), sum(p.size for p in parts), xs[0].dtype)
+    pool = empty_pool(sum(map(len, parts)), sum(map(np.count_nonzero, parts)), xs[0].dtype)
     for i, p in enumerate(parts): list_samples(np.ascontiguousarray(p), i*len(p), *pool[:3])
     return pool
 
@@ -455,8 +455,8 @@ def matmul(out, o, m, a, p, pw, A, i, row, col, B, b, n, w):
 # %% ../nbs/14_arithmetic.ipynb #c43
 class Shown:
     "Test pictures that all replicas share, as lists."
-    def __init__(self, x:Tensor, chunk:int): # x [N, d]; so many at a time
-        self.parts = [(len(a), blocks([a.numpy()])) for a in x.split(chunk)]
+    def __init__(self, chunks): # of pictures [n, d], as many at a time as the first
+        self.parts = [(len(a), blocks([a.numpy()])) for a in chunks]
 
     def responses(self, W:Tensor, b:Tensor): # of one replica; [chunk, out]
         "What the first layer makes of them, chunk by chunk, all in the same place."
@@ -472,7 +472,7 @@ def whole(a:Tensor)->Tensor:
     return F.pad(a, (0, -a.shape[-1] % 16))
 
 # %% ../nbs/14_arithmetic.ipynb #c44
-_shown = WeakKeyDictionary() # stream: what was listed of its test pictures
+_shown = WeakKeyDictionary() # stream: the test pictures that were listed last
 
 @torch.inference_mode()
 def test_compiled(learner:Networked, stream, tasks=None, chunk:int=500)->Tensor:
@@ -480,17 +480,17 @@ def test_compiled(learner:Networked, stream, tasks=None, chunk:int=500)->Tensor:
     tasks = range(stream.T) if tasks is None else tasks
     common, ps = [stream.view.common(stream, t) for t in tasks], list(learner.predicting.values())
     if None in common: return evaluate(learner, stream, tasks, chunk)
-    hits, known = torch.zeros(learner.R, len(tasks), dtype=torch.int64), _shown.setdefault(stream, {})
+    hits = torch.zeros(learner.R, len(tasks), dtype=torch.int64)
     sizes = [stream.held[t].shape[1] if stream.held else len(stream.test_y) for t in tasks]
     for (i, t), r in product(enumerate(tasks), range(learner.R)):
         (x, order), which = common[i], (t, r % len(stream.held[t])) if stream.held else None
         own = stream.held[t][which[1]] if which else slice(None)
         key = x.data_ptr(), len(x), chunk, which # x is kept: no other pictures get its address
-        if key not in known: known[key] = Shown(stream.float(x[own]), chunk), x
+        if _shown.get(stream, [()])[0] != key: _shown[stream] = key, Shown(map(stream.float, x[own].split(chunk))), x
         (W, b), *upper, (U, u) = [(W[r], b[r]) for W, b in zip(ps[::2], ps[1::2])]
         classes, U, u = U.shape[1], whole(U), whole(u)
         if order is not None: W = torch.empty_like(W).index_copy_(0, order[r], W)
-        for h, right in zip(known[key][0].responses(W, b), stream.test_y[own].split(chunk)):
+        for h, right in zip(_shown[stream][1].responses(W, b), stream.test_y[own].split(chunk)):
             for V, c in upper: h = torch.addmm(c, h, V).relu_()
             out = stream.masked(torch.addmm(u, h, U)[:, :classes], t)
             hits[r, i] += (out.argmax(1) == right).sum()
