@@ -155,21 +155,21 @@ class Operators(TorchDispatchMode):
     def count(self, name, args, tensors, here):
         index = list(flat(args[1:2])) if name in ('index', 'index_put', 'index_put_', '_index_put_impl_') else []
         if index and not here[0]: raise Mixed(f'{name}: a tensor of the host with an index on the device')
-        masked = masks([None, index])
+        masked = masks(index)
         if name in WAITS or masked: self.device.sync('mask' if masked else name)
         if index and here[0] and not all(map(self.device.has, index)): self.device.sync('index from the host')
         if name == 'copy_' and here[0] != here[1]: self.device.sync(name)
         if name not in FREE: self.device.launch()
 
 
-def masks(args):
-    "Are there masks among the indices of an operator?"
-    return any(i.dtype in (torch.bool, torch.uint8) for i in flat(args[1:2]))
+def masks(index):
+    "Are there masks among some indices?"
+    return any(i.dtype in (torch.bool, torch.uint8) for i in index)
 
 
 def allowed(func, args, kwargs, has):
     "Ask torch's own rules: is the result on the device? `Mixed` if the inputs may not meet."
-    if func.overloadpacket.__name__ == 'index' and masks(args): return has(args[0])  # a fake would ask a real device
+    if func.overloadpacket.__name__ == 'index' and masks(flat(args[1:2])): return has(args[0])  # a fake would ask a real device
     with fake.FakeTensorMode():
         copy = lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device='cuda' if has(t) else 'cpu')
         args, kwargs = tree_map(lambda a: copy(a) if isinstance(a, torch.Tensor) else a, (args, kwargs))

@@ -104,7 +104,7 @@ def older(): # as numba sees it, too
 binding.get_host_cpu_features = older
 import numpy as np, torch
 from bicl import arithmetic, replay, rounds
-from bicl.learner import evaluate, make_learner
+from bicl.learner import make_learner
 from bicl.models import only
 from bicl.streams import make_stream
 assert arithmetic.LANE == 32 and arithmetic.TILED == 3
